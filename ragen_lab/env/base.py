@@ -1,0 +1,82 @@
+"""What an environment is: the protocol, its seeds, and the registry.
+
+A new environment is a new file, a section in ``config.py`` and one line in ``ENVS``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+
+# Level seeds are plain integers. The two ranges are disjoint, so that no level *seed* is ever shared by
+# training and evaluation; level *contents* are kept apart by the environments themselves.
+EVAL_SEED_BASE = 2**40
+
+
+def eval_seeds(count: int) -> range:
+    """The fixed evaluation seeds: the first ``count`` of the evaluation range."""
+    return range(EVAL_SEED_BASE, EVAL_SEED_BASE + count)
+
+
+def is_eval_seed(seed: int) -> bool:
+    return seed >= EVAL_SEED_BASE
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one action did. ``reward`` in the environment's own units; ``success`` implies ``done``."""
+
+    observation: str
+    reward: float
+    done: bool
+    success: bool
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What a good player would do now, for warm starts and optimal lines.
+
+    ``actions``: a shortest (or best) continuation from the present state, as far as it can be planned.
+    ``facts``: plain words about the state that a reasoning text may state, by slot name
+    (for example ``{"goal": "down right", "move": "down"}``).
+    """
+
+    actions: tuple[str, ...]
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Env(Protocol):
+    """One episode at a time; deterministic given (level seed, dynamics seed, actions)."""
+
+    def reset(self, seed: int, dynamics: int = 0) -> str:
+        """Start level ``seed``; ``dynamics`` seeds the chance events of this episode only."""
+
+    def step(self, action: str) -> StepResult:
+        """Execute one action word. Raises EnvError for a word not in ``actions()`` or after the end."""
+
+    def actions(self) -> tuple[str, ...]:
+        """The action words that are valid in the present state."""
+
+    def rules(self) -> str:
+        """The rules in plain English for the system message: symbols, actions, aim."""
+
+    def demonstrate(self) -> Demonstration:
+        """The best continuation from the present state."""
+
+
+# name -> "module:Class"; imported on use, so that listing names costs nothing.
+ENVS: dict[str, str] = {
+    "bandit": "ragen_lab.env.bandit:Bandit",
+    "bandit_rev": "ragen_lab.env.bandit:Bandit",
+    "frozen_lake": "ragen_lab.env.frozen_lake:FrozenLake",
+    "sokoban": "ragen_lab.env.sokoban:Sokoban",
+}
+
+
+def make_env(section: Any) -> Env:
+    """Build the environment that the config section ``section`` (``cfg.env``) describes."""
+    module, _, cls = ENVS[section.name].partition(":")
+    env: Env = getattr(import_module(module), cls)(section)
+    return env
