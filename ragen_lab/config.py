@@ -465,9 +465,9 @@ def _drop(tree: dict[str, Any], parts: list[str]) -> None:
         node.pop(parts[-1], None)
 
 
-def kept_groups(cfg: RunConfig) -> int:
-    """Groups left by the filter: max(1, round(ratio x groups)), halves up."""
-    return max(1, int(cfg.filter.keep_ratio * cfg.rollout.prompts + 0.5))
+def kept_count(groups: int, ratio: float) -> int:
+    """Groups left by the filter: ``max(1, round(ratio * groups))``, halves rounded up."""
+    return max(1, int(ratio * groups + 0.5))
 
 
 def cross_faults(cfg: RunConfig) -> list[str]:
@@ -491,12 +491,21 @@ def cross_faults(cfg: RunConfig) -> list[str]:
         faults.append(f"policy.tiny.heads: hidden {tiny.hidden} / heads {tiny.heads} must be an even whole number.")
     if tiny.heads % tiny.kv_heads:
         faults.append(f"policy.tiny.kv_heads: {tiny.kv_heads} does not divide heads {tiny.heads}.")
+    if cfg.policy.model == "tiny" and cfg.prompt.style == "full":
+        faults.append("prompt.style: the tiny model reads no English; use prompt.style compact with policy.model tiny.")
+    share = cfg.policy.warm_start.think_share
+    if cfg.policy.model == "tiny" and cfg.policy.warm_start.episodes and share == (0.0 if cfg.prompt.think else 1.0):
+        shown = "with" if cfg.prompt.think else "without"
+        faults.append(
+            f"policy.warm_start.think_share: {share:g} never shows the model a reply {shown} a think block, which "
+            f"prompt.think {str(cfg.prompt.think).lower()} asks for; use 0.5 for both kinds."
+        )
     if rollout.max_new_tokens >= rollout.max_context:
         faults.append(
             f"rollout.max_new_tokens: {rollout.max_new_tokens} leaves no room for a prompt in "
             f"rollout.max_context {rollout.max_context}; lower the one or raise the other."
         )
-    rows = kept_groups(cfg) * rollout.responses
+    rows = kept_count(rollout.prompts, cfg.filter.keep_ratio) * rollout.responses
     if (updates := optim.updates_per_rollout) is not None and (updates % optim.epochs or updates // optim.epochs > rows):
         faults.append(
             f"optim.updates_per_rollout: {updates} must be a multiple of optim.epochs {optim.epochs} and at most "
@@ -511,7 +520,7 @@ def steps_per_iteration(cfg: RunConfig) -> int:
     """Optimizer steps that one iteration takes."""
     if cfg.optim.updates_per_rollout is not None:
         return cfg.optim.updates_per_rollout
-    rows = kept_groups(cfg) * cfg.rollout.responses
+    rows = kept_count(cfg.rollout.prompts, cfg.filter.keep_ratio) * cfg.rollout.responses
     return cfg.optim.epochs * -(-rows // cfg.optim.minibatch)
 
 

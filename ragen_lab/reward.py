@@ -1,0 +1,35 @@
+"""The reward of a trajectory: what the environment paid plus what the format cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ragen_lab.config import RewardSection
+from ragen_lab.trajectory import Trajectory, TrajectoryGroup
+
+
+def turn_penalty(format_ok: bool, section: RewardSection) -> float:
+    """Minus ``format_penalty`` for a turn with no valid action or any invalid one, else 0."""
+    return 0.0 if format_ok else -section.format_penalty
+
+
+def trajectory_reward(trajectory: Trajectory) -> float:
+    """Sum of turn rewards and penalties (RAGEN, arXiv 2504.20073, section 2)."""
+    return trajectory.env_return + trajectory.penalty
+
+
+def reward_matrix(groups: list[TrajectoryGroup], score: str = "reward") -> npt.NDArray[np.float64]:
+    """Raw rewards, shape [groups, responses]. ``score``: 'reward' or 'env_return' (without penalties)."""
+    pick = trajectory_reward if score == "reward" else (lambda trajectory: trajectory.env_return)
+    return np.array([[pick(t) for t in group.trajectories] for group in groups], dtype=np.float64)
+
+
+def spread(rewards_GR: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Population standard deviation of each group, shape [groups]; float noise counts as exactly 0.
+
+    A spread below ``1e-6 * max(1, |r|)`` is noise of equal rewards, not a signal.
+    """
+    std_G = rewards_GR.std(axis=1)
+    floor_G = 1e-6 * np.maximum(1.0, np.abs(rewards_GR).max(axis=1, initial=0.0))
+    return np.where(std_G < floor_G, 0.0, std_G)

@@ -1,0 +1,443 @@
+"""StarPO on one page: rollout, reward, filter, advantage, loss, step, log, detect.
+
+Where this differs from the released code of the paper (arXiv 2504.20073):
+- the loss covers exactly the sampled tokens, by role, and nothing of the chat template;
+- groups are scored on raw rewards before any normalisation;
+- the trajectory's reward sits on its last model token, and GAE skips observation tokens;
+- all randomness is a function of (seed, purpose, iteration), so that a resumed run equals an
+  uninterrupted one and replicate k sees the same levels in every arm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ragen_lab import warm_start
+from ragen_lab.algo.base import TokenSignals
+from ragen_lab.algo.gae import gae, terminal_reward, whiten
+from ragen_lab.algo.grpo import broadcast, group_advantages
+from ragen_lab.algo.loss import kl_estimate, log_ratio, policy_loss, value_loss
+from ragen_lab.config import RunConfig
+from ragen_lab.detect.panel import Panel
+from ragen_lab.diversity import distinct_n, template_share
+from ragen_lab.env.base import eval_seeds
+from ragen_lab.env.reference import ReferenceLines, cached_reference_lines
+from ragen_lab.filter import keep_groups
+from ragen_lab.policy.model import Critic, Policy, frozen_copy, load_policy, make_batch, token_logprobs
+from ragen_lab.prompt import ChatWriter
+from ragen_lab.reward import reward_matrix, spread, trajectory_reward
+from ragen_lab.rollout.collect import Rollout, collect
+from ragen_lab.track import Outcome, Tracker
+from ragen_lab.trajectory import Trajectory, TrajectoryGroup
+
+_LEVEL_SEEDS = 2**32  # training levels are drawn below this
+
+
+def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int, int], None] | None = None) -> Outcome:
+    """Train from the newest checkpoint (or from the start) to ``cfg.train.iterations`` or to a collapse.
+
+    Row 0 is the evaluation of the start policy; row i >= 1 is update i. ``home`` holds the caches;
+    ``progress`` is told of the warm start's steps where one has to be built.
+    """
+    torch.set_num_threads(cfg.train.threads)
+    source = warm_start.prepare(cfg, home, progress) if cfg.policy.model == "tiny" else cfg.policy.model
+    learner = Learner(load_policy(source, cfg.policy), cfg)
+    lines = cached_reference_lines(cfg.env, action_budget(cfg), cfg.eval.prompts, home / "cache" / "reference")
+    last = tracker.resume(learner.load)
+    panel = Panel(cfg.detect, cfg.train.iterations)
+    for row in tracker.rows:
+        panel.update(row)
+    for iteration in range(0 if last is None else last + 1, cfg.train.iterations + 1):
+        if panel.stop is not None and cfg.detect.on_collapse == "stop":
+            break
+        metrics = learner.iterate(iteration) if iteration else {}
+        if iteration % cfg.eval.every == 0:
+            metrics |= evaluate(learner, cfg, iteration, lines, tracker)
+        metrics |= panel.update({"iteration": float(iteration), **metrics})
+        tracker.log(iteration, metrics)
+        stopping = panel.stop is not None and cfg.detect.on_collapse == "stop"
+        if stopping or iteration % cfg.train.checkpoint_every == 0 or iteration == cfg.train.iterations:
+            tracker.checkpoint(iteration, lambda path, i=iteration: learner.save(path, i))  # type: ignore[misc]
+    if panel.stop is not None and cfg.detect.on_collapse == "stop":
+        return Outcome("collapsed", panel.stop.iteration, panel.stop.reason)
+    return Outcome("finished", cfg.train.iterations, None)
+
+
+def action_budget(cfg: RunConfig) -> int:
+    """Actions that an episode can execute at most."""
+    return min(cfg.rollout.max_actions, cfg.rollout.max_turns * cfg.rollout.actions_per_turn)
+
+
+def derive(seed: int, purpose: str, *index: int) -> int:
+    """A 31-bit seed for one purpose; independent of everything but its arguments."""
+    text = ":".join([str(seed), purpose, *map(str, index)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+class Learner:
+    """Policy, critic and their optimizers: the state that training changes."""
+
+    def __init__(self, policy: Policy, cfg: RunConfig):
+        self.cfg = cfg
+        self.policy = policy
+        self.writer = ChatWriter(policy.tokenizer, cfg.prompt, cfg.rollout)
+        self.reference = frozen_copy(policy) if cfg.algo.kl.place != "off" else None
+        optim = cfg.optim
+        adam = {"betas": (optim.beta1, optim.beta2), "weight_decay": optim.weight_decay}
+        self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=optim.lr, **adam)  # type: ignore[arg-type]
+        self.critic = Critic(policy) if cfg.algo.name == "ppo" else None
+        self.critic_optimizer = (
+            torch.optim.AdamW(self.critic.parameters(), lr=optim.critic_lr, **adam) if self.critic else None  # type: ignore[arg-type]
+        )
+
+    def state(self) -> dict[str, Any]:
+        modules = {"policy": self.policy.model, "critic": self.critic}
+        optimizers = {"optimizer": self.optimizer, "critic_optimizer": self.critic_optimizer}
+        return {name: part.state_dict() for name, part in {**modules, **optimizers}.items() if part is not None}
+
+    def save(self, path: Path, iteration: int) -> None:
+        torch.save({"iteration": iteration, "trial_id": self.cfg.trial_id(), "state": self.state()}, path)
+
+    def load(self, path: Path) -> int:
+        """Restore a checkpoint; returns its iteration. Raises ValueError for another trial's."""
+        saved = torch.load(path, map_location=self.policy.device, weights_only=True)
+        if saved["trial_id"] != self.cfg.trial_id():
+            raise ValueError(f"{path} belongs to trial {saved['trial_id']}, not {self.cfg.trial_id()}")
+        parts = {
+            "policy": self.policy.model,
+            "critic": self.critic,
+            "optimizer": self.optimizer,
+            "critic_optimizer": self.critic_optimizer,
+        }
+        for name, part in parts.items():
+            if part is not None:
+                part.load_state_dict(saved["state"][name])
+        return int(saved["iteration"])
+
+    # -- one iteration ------------------------------------------------------------------------------
+
+    def iterate(self, iteration: int) -> dict[str, float]:
+        """Rollout and update number ``iteration``."""
+        cfg = self.cfg
+        began = time.perf_counter()
+        rollout = self.roll_out(iteration)
+        rolled = time.perf_counter()
+        metrics = rollout_metrics(rollout)
+        rng = np.random.default_rng(derive(cfg.seed, "filter", iteration))
+        kept = keep_groups(rollout.groups, cfg.filter, rng)
+        groups = [rollout.groups[i] for i in kept.indices]
+        metrics |= kept.metrics | self.update(groups, iteration)
+        ended = time.perf_counter()
+        trained = sum(len(t.ids_T) for group in groups for t in group.trajectories) * cfg.optim.epochs
+        return metrics | {
+            "time/rollout_seconds": rolled - began,
+            "time/update_seconds": ended - rolled,
+            "time/rollout_tokens_per_second": rollout.tokens / (rolled - began),
+            "time/update_tokens_per_second": trained / (ended - rolled),
+        }
+
+    def roll_out(self, iteration: int) -> Rollout:
+        """Sample ``prompts x responses`` trajectories on this iteration's levels."""
+        cfg = self.cfg
+        prompts, responses = cfg.rollout.prompts, cfg.rollout.responses
+        levels = [derive(cfg.seed, "level", iteration, g) % _LEVEL_SEEDS for g in range(prompts)]
+        dynamics = [
+            [derive(cfg.seed, "dynamics", iteration, g, 0 if cfg.rollout.shared_dynamics else m) for m in range(responses)]
+            for g in range(prompts)
+        ]
+        seed = derive(cfg.seed, "sample", iteration)
+        return collect(self.policy, self.writer, cfg, levels, dynamics, cfg.rollout.temperature, seed)
+
+    def update(self, groups: list[TrajectoryGroup], iteration: int) -> dict[str, float]:
+        """Optimizer steps on the kept groups."""
+        cfg, algo = self.cfg, self.cfg.algo
+        trajectories = [t for group in groups for t in group.trajectories]
+        splits = split_rows(len(trajectories), cfg, np.random.default_rng(derive(cfg.seed, "split", iteration)))
+        first = frozenset(splits[0].tolist())
+        old = self._infer(trajectories, lambda batch: token_logprobs(self.policy.model, batch, cfg.rollout.temperature)[0])
+        gaps = [np.abs(old[i] - t.logprobs_T[t.roles_T == 1]) for i, t in enumerate(trajectories) if i in first]
+        reference = None
+        if self.reference is not None:
+            model = self.reference.model
+            reference = self._infer(trajectories, lambda batch: token_logprobs(model, batch, cfg.rollout.temperature)[0])
+        values = self._infer(trajectories, self.critic) if self.critic is not None else None
+        signals = self.signals(groups, old, reference, values)
+        rate = self._set_rate(iteration)
+        totals = Totals()
+        for rows in splits:
+            self._step(trajectories, rows, signals, old, reference, values, totals)
+        metrics = totals.metrics() | {
+            "train/lr": rate,
+            "train/sampler_gap": float(np.concatenate(gaps).mean()),
+        }
+        if signals.returns is not None and values is not None:
+            metrics["train/explained_variance"] = explained_variance(np.concatenate(signals.returns), np.concatenate(values))
+        if algo.kl.place != "off" and reference is not None:
+            d = torch.from_numpy(np.concatenate([o - r for o, r in zip(old, reference, strict=True)]))
+            metrics["train/kl_ref"] = float(kl_estimate(d, torch.zeros_like(d), "k3").mean())
+        return metrics
+
+    def signals(
+        self,
+        groups: list[TrajectoryGroup],
+        old: list[Any],
+        reference: list[Any] | None,
+        values: list[Any] | None,
+    ) -> TokenSignals:
+        """Advantages (and returns) per model token, from raw rewards."""
+        algo = self.cfg.algo
+        rewards_GR = reward_matrix(groups)
+        penalties: list[Any] = [np.zeros(len(o)) for o in old]
+        if algo.kl.place == "reward" and reference is not None:
+            penalties = [
+                -algo.kl.coef * kl_estimate(torch.from_numpy(o), torch.from_numpy(r), algo.kl.estimator).numpy()
+                for o, r in zip(old, reference, strict=True)
+            ]
+        if algo.name == "grpo":
+            rewards_GR = rewards_GR + np.array([p.sum() for p in penalties]).reshape(rewards_GR.shape)
+            advantages_GR = group_advantages(rewards_GR, algo.std_normalize)
+            return TokenSignals(broadcast(advantages_GR, [len(o) for o in old]), None)
+        assert values is not None
+        pairs = [
+            gae(terminal_reward(reward, len(value)) + penalty, value.astype(np.float64), algo.gamma, algo.lam)
+            for reward, value, penalty in zip(rewards_GR.reshape(-1), values, penalties, strict=True)
+        ]
+        advantages, returns = [a for a, _ in pairs], [r for _, r in pairs]
+        return TokenSignals(whiten(advantages) if algo.whiten else advantages, returns)
+
+    def _step(
+        self,
+        trajectories: list[Trajectory],
+        rows: Any,
+        signals: TokenSignals,
+        old: list[Any],
+        reference: list[Any] | None,
+        values: list[Any] | None,
+        totals: Totals,
+    ) -> None:
+        """One optimizer step on ``rows``: token-mean over the whole step, whatever the micro-batches."""
+        cfg, algo, device = self.cfg, self.cfg.algo, self.policy.device
+        count = sum(len(old[i]) for i in rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.zero_grad(set_to_none=True)
+        for part in micro_batches(trajectories, rows, cfg.optim.micro_batch):
+            batch = make_batch([trajectories[i] for i in part], device)
+
+            def gather(arrays: list[Any], part: list[int] = part) -> Tensor:
+                return torch.from_numpy(np.concatenate([arrays[i] for i in part])).to(device, torch.float32)
+
+            old_N, advantages_N = gather(old), gather(signals.advantages)
+            new_N, entropy_N = token_logprobs(self.policy.model, batch, cfg.rollout.temperature)
+            loss_N, ratio_N = policy_loss(new_N, old_N, advantages_N, algo)
+            objective_N = loss_N - algo.entropy_coef * entropy_N
+            if algo.kl.place == "loss" and reference is not None:
+                objective_N = objective_N + algo.kl.coef * kl_estimate(new_N, gather(reference), algo.kl.estimator)
+            (objective_N.sum() / count).backward()  # type: ignore[no-untyped-call]
+            totals.add_policy(loss_N, ratio_N, entropy_N, new_N, old_N, algo.clip_low, algo.clip_high)
+            if self.critic is not None and values is not None and signals.returns is not None:
+                value_loss_N = value_loss(self.critic(batch), gather(values), gather(signals.returns), algo.value_clip)
+                (value_loss_N.sum() / count).backward()
+                totals.add_value(value_loss_N)
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), cfg.optim.grad_clip)
+        totals.norms.append(float(norm))
+        if math.isfinite(totals.norms[-1]):
+            self.optimizer.step()
+        if self.critic is not None and self.critic_optimizer is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.critic.parameters(), cfg.optim.grad_clip)
+            totals.critic_norms.append(float(norm))
+            if math.isfinite(totals.critic_norms[-1]):
+                self.critic_optimizer.step()
+
+    @torch.no_grad()
+    def _infer(self, trajectories: list[Trajectory], compute: Callable[[Any], Tensor]) -> list[Any]:
+        """``compute(batch)`` -> [N] for all trajectories, as one float32 array per trajectory."""
+        found: list[Any] = [None] * len(trajectories)
+        everyone = np.arange(len(trajectories))
+        for part in micro_batches(trajectories, everyone, self.cfg.optim.micro_batch):
+            batch = make_batch([trajectories[i] for i in part], self.policy.device)
+            result_N = compute(batch).float().cpu().numpy()
+            ends = np.cumsum([trajectories[i].model_tokens for i in part])[:-1]
+            for i, values_n in zip(part, np.split(result_N, ends), strict=True):
+                found[i] = values_n
+        return found
+
+    def _set_rate(self, iteration: int) -> float:
+        optim, horizon = self.cfg.optim, self.cfg.train.iterations
+        factor = 1.0 if optim.schedule == "constant" else 1.0 - (iteration - 1) / horizon
+        for group in self.optimizer.param_groups:
+            group["lr"] = optim.lr * factor
+        if self.critic_optimizer is not None:
+            for group in self.critic_optimizer.param_groups:
+                group["lr"] = optim.critic_lr * factor
+        return optim.lr * factor
+
+
+@dataclass
+class Totals:
+    """Sums over the tokens and lists over the steps of one update phase."""
+
+    def __post_init__(self) -> None:
+        self.tokens = 0
+        self.sums: dict[str, float] = {"loss": 0.0, "entropy": 0.0, "clipped": 0.0, "kl": 0.0}
+        self.value_sum, self.value_tokens = 0.0, 0
+        self.max_ratio = 0.0
+        self.norms: list[float] = []
+        self.critic_norms: list[float] = []
+
+    def add_policy(
+        self, loss_N: Tensor, ratio_N: Tensor, entropy_N: Tensor, new_N: Tensor, old_N: Tensor, low: float, high: float
+    ) -> None:
+        with torch.no_grad():
+            self.tokens += len(loss_N)
+            self.sums["loss"] += float(loss_N.sum())
+            self.sums["entropy"] += float(entropy_N.sum())
+            self.sums["clipped"] += float(((ratio_N < 1 - low) | (ratio_N > 1 + high)).sum())
+            self.sums["kl"] += float(kl_estimate(log_ratio(old_N, new_N), torch.zeros_like(old_N), "k3").sum())
+            highest = float(ratio_N.max())
+            self.max_ratio = highest if math.isnan(highest) else max(self.max_ratio, highest)
+
+    def add_value(self, loss_N: Tensor) -> None:
+        self.value_sum += float(loss_N.detach().sum())
+        self.value_tokens += len(loss_N)
+
+    def metrics(self) -> dict[str, float]:
+        found = {
+            "train/updates": float(len(self.norms)),
+            "train/policy_loss": self.sums["loss"] / self.tokens,
+            "train/entropy": self.sums["entropy"] / self.tokens,
+            "train/clip_fraction": self.sums["clipped"] / self.tokens,
+            "train/kl_old": self.sums["kl"] / self.tokens,
+            "train/max_ratio": self.max_ratio,
+            "train/grad_norm": float(np.mean(self.norms)),
+            "train/grad_norm_max": float(np.max(self.norms)),
+        }
+        if self.value_tokens:
+            found["train/value_loss"] = self.value_sum / self.value_tokens
+            found["train/critic_grad_norm"] = float(np.mean(self.critic_norms))
+        return found
+
+
+def split_rows(rows: int, cfg: RunConfig, rng: np.random.Generator) -> list[Any]:
+    """Rows of each optimizer step: every row once per epoch, shuffled.
+
+    By ``optim.minibatch``, or evenly into exactly ``optim.updates_per_rollout`` steps.
+    """
+    optim = cfg.optim
+    steps = -(-rows // optim.minibatch) if optim.updates_per_rollout is None else optim.updates_per_rollout // optim.epochs
+    return [part for _ in range(optim.epochs) for part in np.array_split(rng.permutation(rows), steps)]
+
+
+def micro_batches(trajectories: list[Trajectory], rows: Any, size: int) -> list[list[int]]:
+    """``rows`` in parts of at most ``size``, of similar length each, so that little padding is computed."""
+    ordered = sorted((int(i) for i in rows), key=lambda i: (len(trajectories[i].ids_T), i))
+    return [ordered[i : i + size] for i in range(0, len(ordered), size)]
+
+
+def explained_variance(returns: Any, values: Any) -> float:
+    """1 - Var(return - value) / Var(return); 0 where the returns do not vary."""
+    variance = float(np.var(returns))
+    return 1.0 - float(np.var(returns - values)) / variance if variance > 1e-12 else 0.0
+
+
+# -- measures ---------------------------------------------------------------------------------------
+
+
+def text_metrics(prefix: str, trajectories: list[Trajectory]) -> dict[str, float]:
+    """Lengths, format errors and diversity of the replies."""
+    turns = [turn for t in trajectories for turn in t.turns]
+    names = frozenset(action.lower() for turn in turns for action in turn.actions)
+    found: dict[str, float | None] = {
+        "response_tokens": float(np.mean([turn.reply_tokens for turn in turns])),
+        "think_tokens": float(np.mean([turn.think_tokens for turn in turns])),
+        "format_error_rate": float(np.mean([not turn.format_ok for turn in turns])),
+        "template_share": template_share([turn.think for turn in turns], names),
+        "distinct_4": distinct_n([turn.think for turn in turns]),
+    }
+    return {f"{prefix}/{name}": value for name, value in found.items() if value is not None}
+
+
+def rollout_metrics(rollout: Rollout) -> dict[str, float]:
+    """Everything measured on the sampled trajectories, before filtering."""
+    trajectories = [t for group in rollout.groups for t in group.trajectories]
+    rewards_GR = reward_matrix(rollout.groups)
+    std_G = spread(rewards_GR)
+    turns = [turn for t in trajectories for turn in t.turns]
+    won = [turn for t in trajectories if t.success for turn in t.turns]
+    metrics = text_metrics("rollout", trajectories) | {
+        "rollout/reward_mean": float(rewards_GR.mean()),
+        "rollout/env_return": float(np.mean([t.env_return for t in trajectories])),
+        "rollout/reward_std_in_group": float(std_G.mean()),
+        "rollout/zero_std_share": float((std_G == 0).mean()),
+        "rollout/success": float(np.mean([t.success for t in trajectories])),
+        "rollout/entropy": rollout.entropy,
+        "rollout/turns": len(turns) / len(trajectories),
+        "rollout/actions": sum(len(turn.actions) for turn in turns) / len(trajectories),
+        "rollout/truncated_share": float(np.mean([turn.truncated for turn in turns])),
+        "rollout/error_share": float(np.mean([t.error is not None for t in trajectories])),
+    }
+    names = frozenset(action.lower() for turn in turns for action in turn.actions)
+    share = template_share([turn.think for turn in won], names)
+    return metrics if share is None else metrics | {"rollout/template_share_success": share}
+
+
+def wilson(successes: int, total: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """95 % Wilson score interval of a proportion (Wilson 1927)."""
+    share = successes / total
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def evaluate(learner: Learner, cfg: RunConfig, iteration: int, lines: ReferenceLines, tracker: Tracker) -> dict[str, float]:
+    """Success on the fixed evaluation levels, beside the reference lines of the same budget."""
+    began = time.perf_counter()
+    levels = list(eval_seeds(cfg.eval.prompts))
+    dynamics = [[derive(cfg.seed, "eval-dynamics", i)] for i in range(len(levels))]
+    seed = derive(cfg.seed, "eval-sample", iteration)
+    rollout = collect(learner.policy, learner.writer, cfg, levels, dynamics, cfg.eval.temperature, seed)
+    trajectories = [group.trajectories[0] for group in rollout.groups]
+    won = sum(t.success for t in trajectories)
+    low, high = wilson(won, len(trajectories))
+    if cfg.track.trajectories:
+        tracker.trajectories(iteration, [as_text(t) for t in trajectories[: cfg.track.trajectories]])
+    metrics = text_metrics("eval", trajectories) | {
+        "eval/success": won / len(trajectories),
+        "eval/success_low": low,
+        "eval/success_high": high,
+        "eval/reward": float(np.mean([trajectory_reward(t) for t in trajectories])),
+        "time/eval_seconds": time.perf_counter() - began,
+    }
+    known = {"eval/random": lines.random, "eval/fixed_string": lines.fixed_string, "eval/optimal": lines.optimal}
+    return metrics | {name: value for name, value in known.items() if value is not None}
+
+
+def as_text(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory for people: JSON-ready."""
+    return {
+        "level_seed": trajectory.level_seed,
+        "stop": str(trajectory.stop),
+        "reward": trajectory_reward(trajectory),
+        "error": trajectory.error,
+        "turns": [
+            {
+                "observation": turn.observation,
+                "reply": turn.reply,
+                "actions": list(turn.actions),
+                "reward": turn.reward,
+                "penalty": turn.penalty,
+                "format_ok": turn.format_ok,
+            }
+            for turn in trajectory.turns
+        ],
+    }
