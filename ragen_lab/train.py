@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ from ragen_lab.detect.panel import Panel
 from ragen_lab.diversity import distinct_n, template_share
 from ragen_lab.env.base import eval_seeds
 from ragen_lab.env.reference import ReferenceLines, cached_reference_lines
+from ragen_lab.errors import CheckpointError
 from ragen_lab.filter import keep_groups
+from ragen_lab.findings.statistics import wilson
 from ragen_lab.policy.model import Critic, Policy, frozen_copy, load_policy, make_batch, token_logprobs
 from ragen_lab.prompt import ChatWriter
 from ragen_lab.reward import reward_matrix, spread, trajectory_reward
@@ -54,9 +57,7 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
     learner = Learner(load_policy(source, cfg.policy), cfg)
     lines = cached_reference_lines(cfg.env, action_budget(cfg), cfg.eval.prompts, home / "cache" / "reference")
     last = tracker.resume(learner.load)
-    panel = Panel(cfg.detect, cfg.train.iterations)
-    for row in tracker.rows:
-        panel.update(row)
+    panel = Panel(cfg.detect, cfg.train.iterations, tracker.rows)
     for iteration in range(0 if last is None else last + 1, cfg.train.iterations + 1):
         if panel.stop is not None and cfg.detect.on_collapse == "stop":
             break
@@ -109,10 +110,13 @@ class Learner:
         torch.save({"iteration": iteration, "trial_id": self.cfg.trial_id(), "state": self.state()}, path)
 
     def load(self, path: Path) -> int:
-        """Restore a checkpoint; returns its iteration. Raises ValueError for another trial's."""
-        saved = torch.load(path, map_location=self.policy.device, weights_only=True)
+        """Restore a checkpoint; returns its iteration. Raises CheckpointError for another trial's or a damaged one."""
+        try:
+            saved = torch.load(path, map_location=self.policy.device, weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
         if saved["trial_id"] != self.cfg.trial_id():
-            raise ValueError(f"{path} belongs to trial {saved['trial_id']}, not {self.cfg.trial_id()}")
+            raise CheckpointError(f"{path} belongs to trial {saved['trial_id']}, not {self.cfg.trial_id()}")
         parts = {
             "policy": self.policy.model,
             "critic": self.critic,
@@ -389,14 +393,6 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
     names = frozenset(action.lower() for turn in turns for action in turn.actions)
     share = template_share([turn.think for turn in won], names)
     return metrics if share is None else metrics | {"rollout/template_share_success": share}
-
-
-def wilson(successes: int, total: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """95 % Wilson score interval of a proportion (Wilson 1927)."""
-    share = successes / total
-    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def evaluate(learner: Learner, cfg: RunConfig, iteration: int, lines: ReferenceLines, tracker: Tracker) -> dict[str, float]:

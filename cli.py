@@ -1,0 +1,2 @@
+from ragen_lab.cli import main
+main()

@@ -1,0 +1,198 @@
+"""RunConfig: bounds, messages, identity."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragen_lab.config import (
+    ENV_SECTIONS,
+    SCHEMA_VERSION,
+    RunConfig,
+    build,
+    flatten,
+    inert_knobs,
+    knobs,
+    load,
+    steps_per_iteration,
+)
+from ragen_lab.errors import ConfigError
+
+TINY = {"policy.model": "tiny", "prompt.style": "compact"}
+
+
+def faults(overrides):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig().with_overrides(overrides)
+    return caught.value.faults
+
+
+def test_the_paper_defaults():
+    """paper.md, "Defaults": StarPO-S as the paper trains it."""
+    cfg = RunConfig()
+    expected = {
+        "policy.model": "Qwen/Qwen2.5-0.5B-Instruct", "train.iterations": 200, "rollout.prompts": 8,
+        "rollout.responses": 16, "optim.minibatch": 32, "optim.epochs": 1, "rollout.max_turns": 5,
+        "rollout.actions_per_turn": 5, "rollout.max_actions": 10, "rollout.max_new_tokens": 400,
+        "rollout.max_context": 3600, "rollout.temperature": 1.0, "eval.temperature": 0.5, "eval.prompts": 256,
+        "eval.every": 10, "optim.beta1": 0.9, "optim.beta2": 0.999, "optim.weight_decay": 0.01, "optim.lr": 1e-6,
+        "optim.critic_lr": 1e-5, "optim.grad_clip": 1.0, "algo.dual_clip": 3.0, "algo.value_clip": 0.5,
+        "algo.entropy_coef": 0.001, "reward.format_penalty": 0.1, "algo.name": "ppo", "algo.gamma": 1.0,
+        "algo.lam": 1.0, "filter.keep_ratio": 0.25, "algo.kl.place": "off", "algo.kl.coef": 0.001,
+        "algo.clip_low": 0.2, "algo.clip_high": 0.28,
+    }
+    assert {path: cfg.flat()[path] for path in expected} == expected
+
+
+def test_a_changed_default_must_raise_the_schema_version():
+    """Identities leave out defaults: this pins every default to the version (docs: raise both together)."""
+    import hashlib
+
+    leaves = {name: flatten(section().model_dump()) for name, section in ENV_SECTIONS.items()}
+    text = json.dumps([RunConfig().flat(), leaves], sort_keys=True)
+    assert (SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest()[:12]) == (1, "91a002cadf72")
+
+
+def test_ids_ignore_what_cannot_change_the_numbers():
+    base = RunConfig()
+    for override in (
+        {"train.iterations": 300}, {"detect.on_collapse": "continue"}, {"detect.level.fall": 0.4},
+        {"track.mlflow": False}, {"train.checkpoint_every": 5}, {"filter.keep_ratio": 0.25}, {"optim.lr": 0.000001},
+    ):
+        assert base.with_overrides(override).trial_id() == base.trial_id(), override
+    for override in ({"seed": 1}, {"filter.keep_ratio": 0.5}, {"env.slip": 0.1}, {"env.name": "sokoban"}, {"train.threads": 2}):
+        assert base.with_overrides(override).trial_id() != base.trial_id(), override
+    assert base.with_overrides({"seed": 1}).config_id() == base.config_id()
+
+
+def test_the_horizon_is_part_of_the_identity_only_under_a_schedule():
+    linear = RunConfig().with_overrides({"optim.schedule": "linear"})
+    assert linear.with_overrides({"train.iterations": 300}).trial_id() != linear.trial_id()
+
+
+@given(st.dictionaries(st.sampled_from(["filter.keep_ratio", "algo.gamma", "optim.lr", "eval.temperature"]),
+                       st.floats(0.01, 1.0), min_size=1))
+def test_ids_do_not_depend_on_the_order_of_keys_and_differ_with_values(overrides):
+    one = RunConfig().with_overrides(overrides)
+    other = RunConfig().with_overrides(dict(reversed(overrides.items())))
+    assert one.trial_id() == other.trial_id()
+    assert build(json.loads(json.dumps(one.model_dump())), "x").trial_id() == one.trial_id()
+    changed = RunConfig().with_overrides({**overrides, "algo.lam": 0.5})
+    assert changed.trial_id() != one.trial_id()
+
+
+def test_whole_numbers_and_floats_are_one_value():
+    assert RunConfig().with_overrides({"filter.keep_ratio": 1}).trial_id() == (
+        RunConfig().with_overrides({"filter.keep_ratio": 1.0}).trial_id()
+    )
+
+
+def test_all_faults_of_a_page_at_once_each_with_its_path():
+    found = faults({"filter.keep_rato": 0.5, "optim.lr": "fast", "env.slip": 2, "rollout.responses": 1, "algo.name": "gpro"})
+    text = "\n".join(found)
+    assert len(found) == 5
+    for part in ("Did you mean 'filter.keep_ratio'?", "optim.lr: got 'fast'", "env.slip: got 2", "rollout.responses: 1",
+                 "'ppo' or 'grpo'"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        ({"env.name": "frozenlake"}, "unknown environment 'frozenlake'. Did you mean 'frozen_lake'?"),
+        ({"env.name": "sokoban", "env.slip": 0.1}, "env.slip: unknown key."),
+        ({"filter": 3}, "is a section"),
+        ({"seed.x": 1}, "is a value, not a section"),
+        ({"filter.keep_ratio": 0}, "greater than 0"),
+        ({"filter.keep_ratio": "0.5"}, "valid number"),
+        ({"rollout.prompts": 2.5}, "valid integer"),
+        ({"rollout.prompts": True}, "valid integer"),
+        ({"prompt.think": "no"}, "valid boolean"),
+        ({"optim.lr": float("nan")}, "finite"),
+        ({"rollout.responses": 1, "algo.name": "grpo"}, "no group baseline"),
+        ({"rollout.responses": 1}, "no in-group spread"),
+        ({"train.iterations": 65}, "use 60"),
+        ({"optim.updates_per_rollout": 100}, "at most 32"),
+        ({"optim.updates_per_rollout": 3, "optim.epochs": 2}, "multiple of optim.epochs 2"),
+        ({"rollout.max_context": 300}, "leaves no room"),
+        ({"policy.model": "tiny"}, "reads no English"),
+        ({**TINY, "prompt.think": False}, "without a think block"),
+        ({**TINY, "policy.tiny.heads": 3}, "even whole number"),
+        ({**TINY, "policy.tiny.kv_heads": 3}, "does not divide"),
+        ({"policy.device": "tpu"}, "pattern"),
+        ({"detect.level.recovered": 0.4}, "below detect.level.fall"),
+    ],
+)
+def test_what_is_wrong_is_said(overrides, part):
+    assert any(part in fault for fault in faults(overrides)), faults(overrides)
+
+
+def test_responses_of_one_are_fine_without_filter_and_with_a_critic():
+    assert RunConfig().with_overrides({"rollout.responses": 1, "filter.keep_ratio": 1.0}).rollout.responses == 1
+
+
+def test_yaml_pages(tmp_path: Path):
+    page = tmp_path / "run.yaml"
+    page.write_text("policy: {model: on}\noptim:\n  lr: 1e-4\nfilter: {keep_ratio: 1}\n")
+    cfg = load(page)
+    assert cfg.policy.model == "on"
+    assert cfg.optim.lr == 1e-4
+    assert cfg.filter.keep_ratio == 1.0
+    page.write_text("optim:\n  lr: 1e-4\n  lr: 1e-3\n")
+    with pytest.raises(ConfigError, match="line 3"):
+        load(page)
+    page.write_text("optim: [")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load(page)
+    page.write_text("- 1")
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        load(page)
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "nowhere.yaml")
+
+
+def test_changing_the_environment_drops_the_other_one_s_keys():
+    lake = RunConfig().with_overrides({"env.slip": 0.1})
+    assert lake.with_overrides({"env.name": "bandit"}).flat()["env.chance"] == 0.25
+    assert lake.with_overrides({"env.name": "frozen_lake"}).flat()["env.slip"] == 0.1
+
+
+def test_inert_knobs_are_named():
+    """Pitfall 18."""
+
+    def names(overrides):
+        return [note.split(" = ")[0] for note in inert_knobs(RunConfig().with_overrides(overrides))]
+
+    assert names({}) == []
+    assert names({"filter.keep_ratio": 1.0, "filter.kind": "random"}) == ["filter.kind"]
+    assert names({"algo.kl.coef": 0.1}) == ["algo.kl.coef"]
+    assert names({"algo.clip_high": 0.4}) == ["algo.clip_high"]  # 25 % of 8 x 16 = 32 rows: one update
+    assert names({"algo.clip_high": 0.4, "filter.keep_ratio": 1.0}) == []
+    assert names({"algo.name": "grpo", "algo.lam": 0.9}) == ["algo.lam"]
+    assert names({"policy.warm_start.lr": 0.1}) == ["policy.warm_start.lr"]
+
+
+def test_steps_per_iteration():
+    def steps(**o):
+        return steps_per_iteration(RunConfig().with_overrides({k.replace("__", "."): v for k, v in o.items()}))
+
+    assert steps() == 1  # 2 of 8 groups x 16 = 32 rows / 32
+    assert steps(filter__keep_ratio=1.0) == 4
+    assert steps(filter__keep_ratio=1.0, optim__epochs=2) == 8
+    assert steps(optim__updates_per_rollout=4) == 4
+
+
+def test_every_knob_has_its_sentence():
+    assert all(len(sentence) > 10 for sentence in knobs().values())
+    assert set(RunConfig().flat()) <= set(knobs())
+
+
+def test_the_config_imports_no_torch():
+    code = "import sys, ragen_lab.config; print([m for m in ('torch', 'ray', 'mlflow', 'transformers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -1,0 +1,262 @@
+"""The training loop: determinism, resume, invariances, and that it learns."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ragen_lab import train as trainer
+from ragen_lab.algo import loss as losses
+from ragen_lab.config import RunConfig
+from ragen_lab.policy.model import load_policy
+from ragen_lab.track import FolderTracker, MemoryTracker
+from ragen_lab.train import Learner, derive, explained_variance, micro_batches, split_rows, train
+from ragen_lab.trajectory import MODEL
+from ragen_lab.warm_start import prepare
+from tests.conftest import SMALL
+
+
+def config(**changes):
+    return RunConfig().with_overrides({**SMALL, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+def numbers(rows):
+    """Rows without what a clock decides."""
+    return [{k: v for k, v in row.items() if k != "timestamp" and not k.startswith("time/")} for row in rows]
+
+
+def same(a, b, tolerance=0.0):
+    assert [sorted(row) for row in a] == [sorted(row) for row in b]
+    for left, right in zip(a, b, strict=True):
+        for key in left:
+            if math.isnan(left[key]):
+                assert math.isnan(right[key]), key
+            else:
+                assert left[key] == pytest.approx(right[key], abs=tolerance, rel=0), (left["iteration"], key)
+
+
+def run(cfg, home):
+    tracker = MemoryTracker()
+    outcome = train(cfg, tracker, home)
+    return outcome, numbers(tracker.rows)
+
+
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_equal_configs_give_bit_equal_metrics(algo, shared_home):
+    """Pitfall 19: in one process, one after the other, with another run in between."""
+    cfg = config(algo__name=algo, train__iterations=2)
+    first = run(cfg, shared_home)
+    run(config(algo__name=algo, train__iterations=2, seed=9), shared_home)
+    torch.manual_seed(5)
+    np.random.seed(5)
+    torch.rand(3)
+    assert run(cfg, shared_home) == first
+    other = run(config(algo__name=algo, train__iterations=2, seed=1), shared_home)
+    assert other[1] != first[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algo__name": "grpo"},
+        {"algo__name": "ppo", "filter__keep_ratio": 0.5},
+        {"algo__name": "grpo", "filter__kind": "random", "filter__keep_ratio": 0.5, "algo__kl__place": "loss"},
+    ],
+    ids=["grpo", "ppo-filtered", "random-kl"],
+)
+def test_a_resumed_run_equals_the_uninterrupted_one(changes, shared_home, tmp_path):
+    """Pitfall 20: model, optimizers, random draws, level seeds and detectors go on as if nothing had happened."""
+    cfg = config(**changes)
+    train(cfg, FolderTracker(tmp_path / "whole", cfg), shared_home)
+
+    class Killed(BaseException):
+        pass
+
+    class Dying(FolderTracker):
+        def log(self, iteration, metrics):
+            super().log(iteration, metrics)
+            if iteration == 3:  # after the row, before its checkpoint: the row is computed again
+                raise Killed
+
+    with pytest.raises(Killed):
+        train(cfg, Dying(tmp_path / "parts", cfg), shared_home)
+    outcome = train(cfg, FolderTracker(tmp_path / "parts", cfg), shared_home)
+    assert outcome.status == "finished"
+    whole, parts = FolderTracker(tmp_path / "whole", cfg), FolderTracker(tmp_path / "parts", cfg)
+    assert [row["iteration"] for row in parts.rows] == [0, 1, 2, 3, 4]
+    same(numbers(whole.rows), numbers(parts.rows), tolerance=1e-6)
+
+
+def test_a_longer_run_begins_like_the_shorter_one(shared_home):
+    """Growth: with a constant rate the number of iterations changes no number before."""
+    _, short = run(config(train__iterations=2), shared_home)
+    _, long = run(config(train__iterations=4), shared_home)
+    assert long[:3] == short
+
+
+def test_replicate_k_sees_the_same_levels_in_every_arm(shared_home, small_policy):
+    """Seeds are paired: the levels do not depend on the arm, and more prompts only add levels."""
+
+    def levels(**changes):
+        cfg = config(**changes)
+        return [g.level_seed for g in Learner(small_policy, cfg).roll_out(3).groups]
+
+    base = levels()
+    assert levels(algo__name="grpo", filter__keep_ratio=0.5, optim__lr=0.1) == base
+    assert levels(rollout__prompts=6)[:4] == base
+    assert levels(seed=1) != base
+    assert len(set(base)) == 4
+    assert max(base) < 2**32, "training levels lie below the evaluation seeds"
+
+
+def fresh_learner(shared_home, **changes):
+    cfg = config(**changes)
+    return Learner(load_policy(prepare(cfg, shared_home), cfg.policy), cfg)
+
+
+def parameters(learner):
+    parts = [learner.policy.model, *([learner.critic] if learner.critic else [])]
+    return torch.cat([p.detach().flatten() for part in parts for p in part.parameters()])
+
+
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_micro_batches_do_not_change_the_update(algo, shared_home):
+    """Pitfall 14: token-mean over the whole optimizer step, for any split into forward passes."""
+    results = []
+    for micro in (1, 3, 16):
+        learner = fresh_learner(
+            shared_home, algo__name=algo, optim__micro_batch=micro, optim__updates_per_rollout=2, algo__kl__place="loss",
+            algo__kl__estimator="k3",
+        )
+        groups = learner.roll_out(1).groups
+        metrics = learner.update(groups, 1)
+        results.append((parameters(learner), metrics))
+    for moved, metrics in results[1:]:
+        # Adam divides by the gradient's size, so tiny float differences are amplified: compare loosely there
+        torch.testing.assert_close(moved, results[0][0], atol=2e-4, rtol=0)
+        for key in ("train/policy_loss", "train/grad_norm", "train/entropy", "train/kl_old"):
+            assert metrics[key] == pytest.approx(results[0][1][key], abs=1e-5), key
+
+
+def test_an_on_policy_step_has_ratio_one(shared_home):
+    """Pitfalls 15, 18: one update per rollout: ratio 1, nothing clipped, no KL; the sampler agrees to 1e-5."""
+    learner = fresh_learner(shared_home, algo__name="grpo", optim__updates_per_rollout=1)
+    metrics = learner.update(learner.roll_out(1).groups, 1)
+    assert metrics["train/updates"] == 1
+    assert metrics["train/max_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["train/clip_fraction"] == 0.0
+    assert abs(metrics["train/kl_old"]) < 1e-6
+    assert 0 < metrics["train/sampler_gap"] < 1e-5
+    several = fresh_learner(shared_home, algo__name="grpo", optim__updates_per_rollout=4)
+    assert several.update(several.roll_out(1).groups, 1)["train/max_ratio"] > 1.001
+
+
+def test_training_covers_exactly_the_sampled_tokens(shared_home, small_policy):
+    """Pitfalls 1, 9: signals have one entry per model token, and observation tokens none."""
+    learner = fresh_learner(shared_home, algo__name="ppo", algo__whiten=False)
+    groups = learner.roll_out(1).groups
+    trajectories = [t for g in groups for t in g.trajectories]
+    counts = [int((t.roles_T == MODEL).sum()) for t in trajectories]
+    old = [np.zeros(n, dtype=np.float32) for n in counts]
+    values = [np.full(n, 0.25, dtype=np.float32) for n in counts]
+    signals = learner.signals(groups, old, None, values)
+    assert [len(a) for a in signals.advantages] == counts
+    for trajectory, advantages, returns in zip(trajectories, signals.advantages, signals.returns, strict=True):
+        reward = trajectory.env_return + trajectory.penalty
+        # gamma = lambda = 1: every return is the trajectory's reward, every advantage reward - value
+        np.testing.assert_allclose(returns, reward, atol=1e-6)
+        np.testing.assert_allclose(advantages, reward - 0.25, atol=1e-6)
+
+
+def test_kl_in_the_reward_lowers_it_by_the_estimate(shared_home):
+    """k1 in the reward: coefficient x (log pi - log ref) comes off, at its own token."""
+    learner = fresh_learner(shared_home, algo__name="grpo", algo__kl__place="reward", algo__kl__coef=0.5, algo__std_normalize=False)
+    groups = learner.roll_out(1).groups
+    counts = [t.model_tokens for g in groups for t in g.trajectories]
+    old = [np.full(n, -1.0, dtype=np.float32) for n in counts]
+    reference = [np.full(n, -1.0 - (i == 0), dtype=np.float32) for i, n in enumerate(counts)]  # only row 0 moved
+    with_kl = learner.signals(groups, old, reference, None).advantages
+    without = learner.signals(groups, old, old, None).advantages
+    # Row 0's reward falls by 0.5 x count_0; its group of four has mean lower by a quarter of that
+    drop = 0.5 * counts[0]
+    assert with_kl[0][0] - without[0][0] == pytest.approx(-drop * 3 / 4)
+    assert with_kl[1][0] - without[1][0] == pytest.approx(drop / 4)
+    assert with_kl[4][0] == pytest.approx(without[4][0])
+
+
+def test_a_step_with_a_non_finite_gradient_is_recorded_and_not_taken(shared_home, monkeypatch):
+    """Pitfall 22: the NaN reaches the metrics; the weights stay usable."""
+    learner = fresh_learner(shared_home, algo__name="grpo")
+    groups = learner.roll_out(1).groups
+    before = parameters(learner).clone()
+    monkeypatch.setattr(trainer, "policy_loss", lambda new, old, adv, algo: (new * float("nan"), new.exp() * float("nan")))
+    metrics = learner.update(groups, 1)
+    for key in ("train/policy_loss", "train/grad_norm", "train/max_ratio"):
+        assert math.isnan(metrics[key]), key
+    assert torch.equal(parameters(learner), before)
+
+
+def test_rows_are_split_as_asked():
+    rng = np.random.default_rng(0)
+    by_minibatch = split_rows(20, config(optim__minibatch=8, optim__epochs=2), rng)
+    assert len(by_minibatch) == 6
+    assert max(map(len, by_minibatch)) <= 8
+    assert sorted(np.concatenate(by_minibatch[:3]).tolist()) == list(range(20))
+    fixed = split_rows(16, config(optim__updates_per_rollout=4), rng)
+    assert [len(part) for part in fixed] == [4, 4, 4, 4]
+    assert sorted(np.concatenate(fixed).tolist()) == list(range(16))
+
+
+def test_micro_batches_hold_every_row_once_and_sort_by_length(shared_home):
+    learner = fresh_learner(shared_home)
+    trajectories = [t for g in learner.roll_out(1).groups for t in g.trajectories]
+    parts = micro_batches(trajectories, np.arange(16), 5)
+    assert sorted(i for part in parts for i in part) == list(range(16))
+    lengths = [len(trajectories[i].ids_T) for part in parts for i in part]
+    assert lengths == sorted(lengths)
+
+
+def test_explained_variance():
+    returns = np.array([0.0, 1.0, 2.0, 3.0])
+    assert explained_variance(returns, returns) == 1.0
+    assert explained_variance(returns, np.zeros(4)) == 0.0
+    assert explained_variance(np.ones(4), np.zeros(4)) == 0.0
+    assert explained_variance(returns, -returns) == pytest.approx(-3.0)
+
+
+def test_derived_seeds_differ_by_purpose_and_index():
+    seeds = {derive(s, p, i) for s in range(5) for p in ("level", "sample") for i in range(100)}
+    assert len(seeds) == 1000
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_every_logged_metric_is_in_the_catalogue_and_the_other_way_round(shared_home):
+    """A metric without its sentence, or a sentence without its metric, is a fault."""
+    from ragen_lab.metrics import METRICS
+
+    cfg = config(algo__name="ppo", algo__kl__place="loss", train__iterations=4)
+    _, rows = run(cfg, shared_home)
+    tracker = MemoryTracker()
+    train(cfg, tracker, shared_home)
+    logged = {key for row in tracker.rows for key in row} - {"iteration", "timestamp"}
+    assert logged <= set(METRICS)
+    missing = set(METRICS) - logged
+    assert missing <= {"detect/reward_std", "detect/grad_norm", "detect/entropy", "rollout/template_share_success"}, missing
+
+
+def test_learning_and_that_a_broken_loss_does_not_learn(shared_home, monkeypatch):
+    """GRPO raises the success of the shipped model within six iterations; with the sign flipped it falls."""
+    cfg = config(
+        algo__name="grpo", rollout__prompts=8, rollout__responses=16, optim__lr=1e-3, optim__minibatch=32,
+        train__iterations=6, eval__every=6, eval__prompts=256, detect__on_collapse="continue",
+    )
+    start, *_, end = [row for row in run(cfg, shared_home)[1] if "eval/success" in row]
+    assert end["eval/success_low"] > start["eval/success_high"]
+
+    monkeypatch.setattr(trainer, "policy_loss", lambda new, old, adv, algo: losses.policy_loss(new, old, -adv, algo))
+    flipped = [row for row in run(cfg, shared_home)[1] if "eval/success" in row][-1]
+    assert flipped["eval/success_high"] < end["eval/success_low"]
+    assert flipped["eval/success"] < start["eval/success"]
