@@ -1,0 +1,216 @@
+"""The report: one self-contained HTML file, verdict first, every number traceable to its runs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+
+import ragen_lab
+from ragen_lab.errors import HomeError
+from ragen_lab.findings.base import FindingResult, Verdict
+from ragen_lab.findings.tables import outcomes_of, standard_tables, survival_table
+from ragen_lab.metrics import METRICS
+from ragen_lab.report import data, figures, panels, tables, words
+from ragen_lab.runs import RunTable
+
+TEMPLATE = "report.html.j2"
+PARTS = (TEMPLATE, "style.css", "scheme.js")
+
+
+def page_parts() -> dict[str, str]:
+    """Template, style and script: from the installed package, else from the checkout's reports/ folder."""
+    packed = files("ragen_lab").joinpath("_pages", "reports")
+    checkout = Path(__file__).resolve().parents[2] / "reports"
+    for folder in (packed, checkout):
+        if all(folder.joinpath(part).is_file() for part in PARTS):
+            return {part: folder.joinpath(part).read_text(encoding="utf-8") for part in PARTS}
+    raise HomeError(
+        f"the report's template was not found: looked for {', '.join(PARTS)} in {packed} and in {checkout}. "
+        "Reinstall ragen-lab, or run it from a whole checkout."
+    )
+
+
+def write_report(
+    runs: RunTable,
+    results: Sequence[FindingResult],
+    out: Path,
+    *,
+    sweep: str,
+    warnings: Sequence[str] = (),
+    command: str = "",
+    generated: str | None = None,
+    findings: Sequence[int] | None = None,
+) -> Path:
+    """Write the report of ``sweep`` to the file ``out`` and return its path.
+
+    ``findings``: numbers that the sweep's page names; they are judged first even where they cannot be tested yet.
+    ``command``: what made the runs, to be repeated by the reader. ``generated``: a time stamp, for reproducible files.
+    Raises HomeError if the file cannot be written or the templates are missing.
+    """
+    text = report_html(
+        runs, results, sweep=sweep, warnings=warnings, command=command, generated=generated, findings=findings
+    )
+    out = Path(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside its place and renamed, so that a reader never opens half a report.
+        handle, draft = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(draft, 0o644)
+            os.replace(draft, out)
+        except BaseException:
+            Path(draft).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise HomeError(
+            f"the report could not be written to {out}: {error}. The runs are unharmed; "
+            "free space, or pass another path."
+        ) from error
+    return out
+
+
+def report_html(
+    runs: RunTable,
+    results: Sequence[FindingResult],
+    *,
+    sweep: str,
+    warnings: Sequence[str] = (),
+    command: str = "",
+    generated: str | None = None,
+    findings: Sequence[int] | None = None,
+) -> str:
+    """The whole page as text."""
+    parts = page_parts()
+    arms = data.arms_of(runs)
+    colors = [figures.arm_color(i) for i in range(len(arms))]
+    main, others = spoken_to(results, findings)
+    page = jinja2.Environment(
+        loader=jinja2.DictLoader(parts), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    success = data.curves(runs, "eval/success")
+    shown = [
+        name for name in ("eval/success", *data.SIGNALS, *data.PHASES, "time/eval_seconds") if data.curves(runs, name)
+    ]
+    alarms, cut = words.alarm_rows(runs)
+    judged = outcomes_of(runs)
+    standard = standard_tables(judged)
+    strict = survival_table([outcome.read("collapsed") for outcome in judged])
+    means = tables.final_means(standard["Arms"])
+    palette = dict(zip(arms, colors, strict=True))
+    every_panel = {
+        "curves": panels.curve_panels(runs, arms, colors),
+        "final": panels.final_panels(runs, means, arms, colors),
+        "survival": panels.survival_panels(standard["Survival"], strict, arms, colors),
+        "signals": panels.signal_panels(runs, arms, colors),
+        "cost": panels.cost_panels(runs, arms, colors),
+    }
+    return page.get_template(TEMPLATE).render(
+        sweep=sweep,
+        generated=generated or datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=ragen_lab.__version__,
+        style=parts["style.css"],
+        scheme=parts["scheme.js"],
+        plotly=figures.plotly_javascript() if any(every_panel.values()) else "",
+        runs=runs,
+        counts=words.status_counts(runs),
+        main=main,
+        others=others,
+        meanings=words.MEANINGS,
+        symbols=words.SYMBOLS,
+        facts=facts(runs, standard["Arms"]),
+        legend=list(zip(arms, colors, strict=True)),
+        arms_table=tables.knob_table(runs, arms, colors),
+        budget=tables.budget(runs),
+        statuses={
+            status: text for status, text in words.STATUSES.items() if any(r.status == status for r in runs.runs)
+        },
+        panels=every_panel,
+        signs={
+            "called": any(curve.called_at is not None for curve in success),
+            "alarms": {
+                name: sentence
+                for name, sentence in data.DETECTORS.items()
+                if any(alarm.detector == name for curve in success for alarm in curve.alarms)
+            },
+            "non_finite": any(curve.non_finite for curve in success),
+        },
+        curves_caption=words.curves_caption(
+            {arm: [curve for curve in success if curve.arm == arm] for arm in arms}, data.references(runs.runs)
+        ),
+        tests=tables.tests_table([result for result in results if result.tests]),
+        alarms=tables.table("First alarm of each detector", alarms) if len(runs) else None,
+        cut=cut,
+        arm_results=tables.arms_table(standard["Arms"], palette),
+        tables=tables.result_tables(results, standard, palette),
+        survival_table=tables.table("Survival", standard["Survival"], palette),
+        runs_table=tables.runs_table(runs, arms, colors),
+        warnings=[*warnings, *tables.notices(runs)],
+        provenance=tables.provenance(runs),
+        config=tables.config_table(runs),
+        thresholds=tables.thresholds(runs),
+        sesoi=tables.table(
+            "Smallest effects of interest",
+            [
+                {
+                    "finding": result.number,
+                    "test": test.name,
+                    "smallest effect of interest": test.sesoi,
+                    "unit": test.unit,
+                }
+                for result in results
+                for test in result.tests
+            ],
+        ),
+        command=command,
+        seeds=sorted({run.seed for run in runs.runs}),
+        glossary=[METRICS[name] for name in shown if name in METRICS],
+    )
+
+
+def spoken_to(
+    results: Sequence[FindingResult], findings: Sequence[int] | None
+) -> tuple[list[FindingResult], list[FindingResult]]:
+    """The findings that these runs speak to, and the rest."""
+
+    def speaks(result: FindingResult) -> bool:
+        if findings is not None and result.number in findings:
+            return True
+        return result.verdict is not Verdict.NOT_TESTABLE or bool(result.tests)
+
+    return [r for r in results if speaks(r)], [r for r in results if not speaks(r)]
+
+
+def facts(runs: RunTable, rows: tables.Rows) -> list[tuple[str, str, str]]:
+    """The few numbers that a reader wants beside the verdict: (name, number, explanation)."""
+    if not len(runs):
+        return []
+    arms, seeds = data.arms_of(runs), sorted({run.seed for run in runs.runs})
+    counted = f"{words.plural(len(arms), 'arm')}, {words.plural(len(seeds), 'seed')}; {words.status_counts(runs)}"
+    found = [("runs", str(len(runs)), counted)]
+    ranked = sorted((row for row in rows if row["final_success"] is not None), key=lambda row: -row["final_success"])
+    for name, row in zip(("highest final success", "lowest final success"), ranked[:1] + ranked[1:][-1:], strict=False):
+        detail = f"{row['arm']}, mean of {words.plural(row['seeds'], 'seed')}"
+        if row["gain"] is not None:
+            detail += f"; {words.signed(row['gain'])} over its own iteration 0"
+        if row["gain_low"] is not None and row["gain_high"] is not None:
+            detail += f" [{words.signed(row['gain_low'])}, {words.signed(row['gain_high'])}]"
+        if row["stopped"]:  # its last evaluations lie before the stop, and flatter it
+            detail += f"; {row['stopped']} of {row['runs']} stopped by the detectors"
+        found.append((name, f"{row['final_success']:.2f}", detail))
+    lines = data.references(runs.runs)
+    values = " / ".join(f"{line.value:.2f}" for line in lines) or words.NOT_EVALUABLE
+    found.append(("reference lines", values, " / ".join(line.name for line in lines) or "no run logged them"))
+    called = sum(data.vote_of(run) is not None for run in runs.runs)
+    found.append(("called collapsed", f"{called} of {len(runs)}", "runs, by the vote of the detectors"))
+    return found
