@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,9 +35,7 @@ def knob(default: Any, doc: str, *, identity: bool = True, **bounds: Any) -> Any
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
 
 
 class TinySection(Section):
@@ -56,12 +55,8 @@ class WarmStartSection(Section):
     epochs: Count = knob(4, "Passes over the episodes.")
     batch: Count = knob(32, "Episodes per optimizer step.")
     lr: Positive = knob(4e-3, "Peak learning rate (linear warm-up, cosine decay).")
-    expert_share: Share = knob(
-        0.3, "Share of episodes played by an expert; the rest play at random with filler words."
-    )
-    think_share: Share = knob(
-        1.0, "Share of episodes written with a think block; the rest answer at once."
-    )
+    expert_share: Share = knob(0.3, "Share of episodes played by an expert; the rest play at random with filler words.")
+    think_share: Share = knob(1.0, "Share of episodes written with a think block; the rest answer at once.")
     seed: int = knob(0, "Seed of the synthetic play and of the initial weights.", ge=0)
 
 
@@ -137,15 +132,11 @@ class RolloutSection(Section):
     max_new_tokens: Count = knob(400, "New tokens per turn at most.")
     max_context: Count = knob(3600, "Tokens per trajectory at most.")
     temperature: Positive = knob(1.0, "Sampling temperature; training log-probs use the same.")
-    shared_dynamics: bool = knob(
-        False, "Give all members of a group the same chance events (the released code does)."
-    )
+    shared_dynamics: bool = knob(False, "Give all members of a group the same chance events (the released code does).")
 
 
 class RewardSection(Section):
-    format_penalty: NonNegative = knob(
-        0.1, "Taken off per turn with no valid action or with any invalid one."
-    )
+    format_penalty: NonNegative = knob(0.1, "Taken off per turn with no valid action or with any invalid one.")
 
 
 class FilterSection(Section):
@@ -224,7 +215,9 @@ class RewardStdSection(Section):
     """Slow-reference ratio on the in-group reward spread before filtering."""
 
     fast: float = knob(0.3, "EWMA weight of the fast average.", gt=0, le=1, identity=False)
-    span: Count | None = knob(None, "Span of the slow average; null = a quarter of the horizon, at most 50.", identity=False)
+    span: Count | None = knob(
+        None, "Span of the slow average; null = a quarter of the horizon, at most 50.", identity=False
+    )
     lag: Count | None = knob(None, "Lag of the slow average; null = a fifth of the span.", identity=False)
     ratio: Share = knob(0.5, "Alarm when fast < ratio * slow ...", identity=False)
     sigma: Positive = knob(3.0, "... and the drop exceeds this many standard deviations ...", identity=False)
@@ -417,10 +410,8 @@ def build(tree: dict[str, Any], where: str) -> RunConfig:
         cfg = RunConfig.model_validate(tree)
     except ValidationError as error:
         faults, remaining = _explain(error, tree)
-        try:  # what is still well-formed may break a rule across fields: tell that too
+        with suppress(ValidationError):  # what is still well-formed may break a rule across fields: tell that too
             faults += cross_faults(RunConfig.model_validate(remaining))
-        except ValidationError:
-            pass  # nothing more can be said about the rest until the faults above are mended
         raise ConfigError(where, faults) from None
     if faults := cross_faults(cfg):
         raise ConfigError(where, faults)
@@ -452,7 +443,8 @@ def _explain(error: ValidationError, tree: dict[str, Any]) -> tuple[list[str], d
             continue
         else:
             message = item["msg"][0].lower() + item["msg"][1:]
-            faults.append(f"{path}: got {got!r}; {message.replace('input ', '', 1)}. Its meaning: {knobs().get(path, 'a section of the page')}")
+            meaning = knobs().get(path, "a section of the page")
+            faults.append(f"{path}: got {got!r}; {message.replace('input ', '', 1)}. Its meaning: {meaning}")
         _drop(remaining, parts)
     return faults, remaining
 
@@ -475,7 +467,9 @@ def cross_faults(cfg: RunConfig) -> list[str]:
     faults: list[str] = []
     tiny, rollout, optim = cfg.policy.tiny, cfg.rollout, cfg.optim
     if rollout.responses == 1 and cfg.algo.name == "grpo":
-        faults.append("rollout.responses: 1 with algo.name grpo has no group baseline; use at least 2, or algo.name ppo.")
+        faults.append(
+            "rollout.responses: 1 with algo.name grpo has no group baseline; use at least 2, or algo.name ppo."
+        )
     if rollout.responses == 1 and cfg.filter.kind == "std" and cfg.filter.keep_ratio < 1:
         faults.append(
             "rollout.responses: 1 with filter.kind std has no in-group spread; use at least 2, "
@@ -506,7 +500,9 @@ def cross_faults(cfg: RunConfig) -> list[str]:
             f"rollout.max_context {rollout.max_context}; lower the one or raise the other."
         )
     rows = kept_count(rollout.prompts, cfg.filter.keep_ratio) * rollout.responses
-    if (updates := optim.updates_per_rollout) is not None and (updates % optim.epochs or updates // optim.epochs > rows):
+    if (updates := optim.updates_per_rollout) is not None and (
+        updates % optim.epochs or updates // optim.epochs > rows
+    ):
         faults.append(
             f"optim.updates_per_rollout: {updates} must be a multiple of optim.epochs {optim.epochs} and at most "
             f"{rows * optim.epochs} (the {rows} kept trajectories times the epochs)."

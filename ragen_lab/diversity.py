@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 # Words that carry the state and not the phrasing: masked before templates are compared.
-_STATE_WORDS = frozenset("up down left right here north south east west".split())
+_STATE_WORDS = frozenset({"up", "down", "left", "right", "here", "north", "south", "east", "west"})
 _NUMBER = re.compile(r"\d+")
 
 

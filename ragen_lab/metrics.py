@@ -27,17 +27,29 @@ METRICS: dict[str, Metric] = _catalogue(
     Metric("eval/success_low", "Lower end of the 95 % Wilson interval of eval/success.", "fraction", "up"),
     Metric("eval/success_high", "Upper end of the 95 % Wilson interval of eval/success.", "fraction", "up"),
     Metric("eval/reward", "Mean trajectory reward in evaluation, penalties included.", "reward", "up"),
-    Metric("eval/format_error_rate", "Share of evaluation turns with no valid or any invalid action.", "fraction", "down"),
+    Metric(
+        "eval/format_error_rate", "Share of evaluation turns with no valid or any invalid action.", "fraction", "down"
+    ),
     Metric("eval/response_tokens", "Mean model tokens per evaluation turn.", "tokens", "neither"),
     Metric("eval/think_tokens", "Mean tokens inside <think> per evaluation turn.", "tokens", "neither"),
     Metric("eval/template_share", "Share of the most common masked think template in evaluation.", "fraction", "down"),
     Metric("eval/distinct_4", "Distinct 4-grams over all 4-grams of the think texts in evaluation.", "fraction", "up"),
     Metric("eval/random", "Success of uniform random valid actions, same levels and budget.", "fraction", "neither"),
-    Metric("eval/fixed_string", "Success of the best action string that never looks, same levels and budget.", "fraction", "neither"),
+    Metric(
+        "eval/fixed_string",
+        "Success of the best action string that never looks, same levels and budget.",
+        "fraction",
+        "neither",
+    ),
     Metric("eval/optimal", "Success of optimal play, same levels and budget.", "fraction", "neither"),
     Metric("rollout/reward_mean", "Mean trajectory reward, penalties included.", "reward", "up"),
     Metric("rollout/env_return", "Mean sum of environment rewards, without penalties.", "reward", "up"),
-    Metric("rollout/reward_std_in_group", "Mean over groups of the in-group standard deviation of the reward.", "reward", "neither"),
+    Metric(
+        "rollout/reward_std_in_group",
+        "Mean over groups of the in-group standard deviation of the reward.",
+        "reward",
+        "neither",
+    ),
     Metric("rollout/zero_std_share", "Share of groups whose rewards are all equal.", "fraction", "down"),
     Metric("rollout/success", "Share of sampled trajectories that succeed.", "fraction", "up"),
     Metric("rollout/entropy", "Mean entropy of the sampling distribution over model tokens.", "nats", "neither"),
@@ -54,7 +66,9 @@ METRICS: dict[str, Metric] = _catalogue(
     Metric("filter/kept_groups", "Prompt groups kept for the update.", "groups", "neither"),
     Metric("filter/kept_share", "Share of prompt groups kept for the update.", "fraction", "neither"),
     Metric("filter/kept_std", "Mean in-group spread of the filter's score in the kept groups.", "reward", "neither"),
-    Metric("filter/all_equal", "1 if every group had the same spread, so that the filter could not choose.", "flag", "down"),
+    Metric(
+        "filter/all_equal", "1 if every group had the same spread, so that the filter could not choose.", "flag", "down"
+    ),
     Metric("train/updates", "Optimizer steps of the policy in this iteration.", "steps", "neither"),
     Metric("train/lr", "Learning rate of the policy.", "1/step", "neither"),
     Metric("train/policy_loss", "Clipped policy loss per token, before the entropy and KL terms.", "nats", "neither"),
@@ -62,20 +76,36 @@ METRICS: dict[str, Metric] = _catalogue(
     Metric("train/entropy", "Mean entropy over the kept model tokens during the update.", "nats", "neither"),
     Metric("train/grad_norm", "L2 norm of the policy gradient before clipping, mean over steps.", "l2", "neither"),
     Metric("train/grad_norm_max", "Largest policy gradient norm of the iteration.", "l2", "neither"),
-    Metric("train/critic_grad_norm", "L2 norm of the critic gradient before clipping, mean over steps (ppo).", "l2", "neither"),
+    Metric(
+        "train/critic_grad_norm",
+        "L2 norm of the critic gradient before clipping, mean over steps (ppo).",
+        "l2",
+        "neither",
+    ),
     Metric("train/clip_fraction", "Share of tokens whose ratio lies outside the clip range.", "fraction", "neither"),
     Metric("train/max_ratio", "Largest probability ratio of a token.", "ratio", "neither"),
     Metric("train/kl_old", "KL (k3) from the rollout policy to the updated one.", "nats", "neither"),
     Metric("train/kl_ref", "KL (k3) from the policy to the start policy (when KL is on).", "nats", "neither"),
-    Metric("train/explained_variance", "1 - Var(return - value) / Var(return) over model tokens (ppo).", "fraction", "up"),
-    Metric("train/sampler_gap", "Mean |log-prob of the sampler - log-prob of the trainer| before the first step.", "nats", "down"),
+    Metric(
+        "train/explained_variance", "1 - Var(return - value) / Var(return) over model tokens (ppo).", "fraction", "up"
+    ),
+    Metric(
+        "train/sampler_gap",
+        "Mean |log-prob of the sampler - log-prob of the trainer| before the first step.",
+        "nats",
+        "down",
+    ),
     Metric("time/rollout_seconds", "Seconds of the rollout phase.", "s", "down"),
     Metric("time/update_seconds", "Seconds of the update phase.", "s", "down"),
     Metric("time/eval_seconds", "Seconds of the evaluation.", "s", "down"),
     Metric("time/rollout_tokens_per_second", "Sampled tokens per second of rollout.", "tokens/s", "up"),
-    Metric("time/update_tokens_per_second", "Trained tokens (context included) per second of update.", "tokens/s", "up"),
+    Metric(
+        "time/update_tokens_per_second", "Trained tokens (context included) per second of update.", "tokens/s", "up"
+    ),
     Metric("detect/level", "1 while the performance level has collapsed.", "flag", "down"),
-    Metric("detect/reward_std", "1 while the slow-reference alarm on the in-group reward spread is on.", "flag", "down"),
+    Metric(
+        "detect/reward_std", "1 while the slow-reference alarm on the in-group reward spread is on.", "flag", "down"
+    ),
     Metric("detect/grad_norm", "1 while the gradient-norm spike alarm is on.", "flag", "down"),
     Metric("detect/entropy", "1 while the entropy is outside its band.", "flag", "down"),
     Metric("detect/non_finite", "1 when a loss, gradient or reward is NaN or infinite.", "flag", "down"),

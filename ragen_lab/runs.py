@@ -1,18 +1,43 @@
 """The read side: runs of a sweep as plain data, whatever they were read from.
 
 ``Run`` is one trial as one sweep sees it: its rows are cut at that sweep's iterations and stopping policy.
+A trial folder may hold more than that (another sweep asked for more) or less; ``view_of`` is the one
+place that decides what a sweep sees of it, and whether anything is still to be computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Row = dict[str, float]  # one line of metrics.jsonl: "iteration", "timestamp" and metrics
+from ragen_lab.config import RunConfig
+from ragen_lab.detect import replay
+from ragen_lab.errors import ConfigError, HomeError, TrackingError
+from ragen_lab.track import (
+    LOCK_FILE,
+    METRICS_FILE,
+    TRAJECTORIES_FILE,
+    Row,
+    is_locked,
+    list_checkpoints,
+    metric_from_mlflow,
+    mlflow_errors,
+    open_mlflow,
+    param_from_text,
+    read_done,
+    read_provenance,
+    read_rows,
+    trial_folder,
+)
+
+LEDGER_FILE = "ledger.sqlite"
 
 
 @dataclass(frozen=True)
@@ -50,8 +75,195 @@ class RunTable:
 
     runs: tuple[Run, ...]
 
-    def __iter__(self) -> Iterable[Run]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Run]:
         return iter(self.runs)
 
     def __len__(self) -> int:
         return len(self.runs)
+
+
+# --- what one sweep sees of a trial ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class View:
+    """A trial folder as one config sees it. ``done``: nothing is left to compute for that config."""
+
+    done: bool
+    status: str  # as in Run
+    rows: tuple[Row, ...] = ()
+    stop_iteration: int | None = None
+    stop_reason: str | None = None
+
+    @property
+    def iteration(self) -> int:
+        """The last iteration there is; -1 before the first."""
+        return len(self.rows) - 1
+
+
+def view_of(rows: Sequence[Row], cfg: RunConfig, ended: Mapping[str, Any] | None = None, busy: bool = False) -> View:
+    """Cut ``rows`` at the config's iterations and stopping policy, and judge them by its detectors.
+
+    ``ended``: the content of DONE.json; ``busy``: another process is computing. The ``detect/`` flags are
+    those of this config: the stored ones may come from a sweep with other thresholds or another horizon.
+    """
+    asked = list(rows[: cfg.train.iterations + 1])
+    verdicts = replay(asked, cfg.detect, cfg.train.iterations)
+    judged = [_with_flags(row, flags) for row, flags in zip(asked, verdicts.flags, strict=True)]
+    stop = verdicts.stop if cfg.detect.on_collapse == "stop" else None
+    if stop is not None:
+        return View(True, "collapsed", tuple(judged[: stop.iteration + 1]), stop.iteration, stop.reason)
+    if len(judged) > cfg.train.iterations:
+        return View(True, "finished", tuple(judged))
+    if busy:
+        return View(False, "pending", tuple(judged))
+    if ended is not None and ended.get("status") == "failed":
+        return View(False, "failed", tuple(judged), len(judged) - 1 if judged else None, ended.get("error"))
+    return View(False, "stopped" if judged else "pending", tuple(judged))
+
+
+def _with_flags(row: Row, flags: Mapping[str, float]) -> Row:
+    return {**{key: value for key, value in row.items() if not key.startswith("detect/")}, **flags}
+
+
+def look(folder: Path, cfg: RunConfig) -> View:
+    """The view that ``cfg`` has of a trial folder, which need not exist."""
+    if not folder.is_dir():
+        return View(False, "pending")
+    return view_of(read_rows(folder / METRICS_FILE), cfg, read_done(folder), is_locked(folder / LOCK_FILE))
+
+
+def durable(view: View, folder: Path) -> View:
+    """Of a trial that is not done, only the rows that a resume keeps: those up to its newest checkpoint.
+
+    Later rows will be computed again. Their numbers come out the same, but not their times.
+    """
+    if view.done:
+        return view
+    checkpoints = list_checkpoints(folder)
+    kept = checkpoints[-1][0] + 1 if checkpoints else 0
+    return replace(view, rows=view.rows[:kept])
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+def open_ledger_for_reading(home: Path) -> sqlite3.Connection:
+    """The home's ledger, read only. Raises HomeError when there is none."""
+    file = home / LEDGER_FILE
+    if not file.is_file():
+        raise HomeError(f"{home} holds no sweeps yet (no {LEDGER_FILE}). Run a sweep first, or name another --home.")
+    ledger = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
+    ledger.row_factory = sqlite3.Row
+    return ledger
+
+
+def sweep_record(home: Path, sweep: str) -> dict[str, Any]:
+    """What the ledger says of a sweep: findings, plan warnings, command. Raises ConfigError for an unknown one."""
+    ledger = open_ledger_for_reading(home)
+    try:
+        known = [row["name"] for row in ledger.execute("SELECT name FROM sweeps ORDER BY name")]
+        if sweep not in known:
+            raise ConfigError(str(home), [f"no sweep named {sweep!r} here. There are: {', '.join(known) or 'none'}."])
+        row = ledger.execute("SELECT * FROM sweeps WHERE name = ?", (sweep,)).fetchone()
+    finally:
+        ledger.close()
+    return {**dict(row), **{key: json.loads(row[key]) for key in ("findings", "warnings")}}
+
+
+def from_home(home: Path, sweep: str) -> RunTable:
+    """The runs of a sweep, read from the ledger and the trial folders, in the order of its page."""
+    sweep_record(home, sweep)
+    ledger = open_ledger_for_reading(home)
+    try:
+        entries = ledger.execute("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (sweep,)).fetchall()
+    finally:
+        ledger.close()
+    runs = []
+    for entry in entries:
+        cfg = RunConfig.model_validate(json.loads(entry["config"]))
+        folder = trial_folder(home, entry["trial_id"])
+        view = durable(look(folder, cfg), folder)
+        runs.append(run_of(view, cfg, sweep, entry["arm"], read_provenance(folder), entry["mlflow_run_id"]))
+    return RunTable(tuple(runs))
+
+
+def read_trajectories(home: Path, trial_id: str) -> list[dict[str, Any]]:
+    """The stored sample of a trial's trajectories, oldest first; each names its "iteration"."""
+    file = trial_folder(home, trial_id) / TRAJECTORIES_FILE
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def run_of(
+    view: View, cfg: RunConfig, sweep: str, arm: str, provenance: dict[str, Any], mlflow_run_id: str | None = None
+) -> Run:
+    """A view of a trial with the names that a sweep gives it."""
+    return Run(
+        trial_id=cfg.trial_id(),
+        config_id=cfg.config_id(),
+        sweep=sweep,
+        arm=arm,
+        seed=cfg.seed,
+        params=cfg.flat(),
+        rows=view.rows,
+        status=view.status,
+        stop_iteration=view.stop_iteration,
+        stop_reason=view.stop_reason,
+        mlflow_run_id=mlflow_run_id,
+        provenance=provenance,
+    )
+
+
+def from_mlflow(uri: str, sweep: str) -> RunTable:
+    """The runs of a sweep, read from an MLflow server or database; equal to what ``from_home`` reads.
+
+    Where several homes mirrored the same trial, the copy with the most iterations is taken.
+    """
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise TrackingError(f"there is no MLflow database at {uri}.")
+    client = open_mlflow(uri)
+    with mlflow_errors(uri):
+        experiment = client.get_experiment_by_name(sweep)
+        if experiment is None:
+            known = sorted(each.name for each in client.search_experiments())
+            raise ConfigError(uri, [f"no sweep (experiment) named {sweep!r}. There are: {', '.join(known) or 'none'}."])
+        found: list[Any] = []
+        token = None
+        while True:
+            page = client.search_runs([experiment.experiment_id], max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                break
+        newest: dict[str, Any] = {}
+        for entry in sorted(found, key=lambda entry: int(entry.data.tags.get("mirrored_iteration", -1))):
+            if "trial_id" in entry.data.tags:
+                newest[entry.data.tags["trial_id"]] = entry
+        ordered = sorted(newest.values(), key=lambda entry: int(entry.data.tags.get("position", 0)))
+        return RunTable(tuple(_run_from_mlflow(client, entry, sweep) for entry in ordered))
+
+
+def _run_from_mlflow(client: Any, entry: Any, sweep: str) -> Run:
+    tags = entry.data.tags
+    rows: dict[int, Row] = {}
+    for name in entry.data.metrics:
+        for point in client.get_metric_history(entry.info.run_id, name):
+            row = rows.setdefault(point.step, {"iteration": point.step, "timestamp": point.timestamp / 1000})
+            row[name] = metric_from_mlflow(point.value)
+    stop = tags.get("stop_iteration", "")
+    return Run(
+        trial_id=tags["trial_id"],
+        config_id=tags["config_id"],
+        sweep=sweep,
+        arm=tags["arm"],
+        seed=int(tags["seed"]),
+        params={path: param_from_text(text) for path, text in entry.data.params.items()},
+        rows=tuple(rows[step] for step in sorted(rows)),
+        status=tags["status"],
+        stop_iteration=int(stop) if stop else None,
+        stop_reason=tags.get("stop_reason") or None,
+        mlflow_run_id=entry.info.run_id,
+        provenance=json.loads(tags.get("provenance", "{}")),
+    )

@@ -15,7 +15,6 @@ import math
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,10 @@ class Learner:
         prompts, responses = cfg.rollout.prompts, cfg.rollout.responses
         levels = [derive(cfg.seed, "level", iteration, g) % _LEVEL_SEEDS for g in range(prompts)]
         dynamics = [
-            [derive(cfg.seed, "dynamics", iteration, g, 0 if cfg.rollout.shared_dynamics else m) for m in range(responses)]
+            [
+                derive(cfg.seed, "dynamics", iteration, g, 0 if cfg.rollout.shared_dynamics else m)
+                for m in range(responses)
+            ]
             for g in range(prompts)
         ]
         seed = derive(cfg.seed, "sample", iteration)
@@ -168,12 +170,16 @@ class Learner:
         trajectories = [t for group in groups for t in group.trajectories]
         splits = split_rows(len(trajectories), cfg, np.random.default_rng(derive(cfg.seed, "split", iteration)))
         first = frozenset(splits[0].tolist())
-        old = self._infer(trajectories, lambda batch: token_logprobs(self.policy.model, batch, cfg.rollout.temperature)[0])
+        old = self._infer(
+            trajectories, lambda batch: token_logprobs(self.policy.model, batch, cfg.rollout.temperature)[0]
+        )
         gaps = [np.abs(old[i] - t.logprobs_T[t.roles_T == 1]) for i, t in enumerate(trajectories) if i in first]
         reference = None
         if self.reference is not None:
             model = self.reference.model
-            reference = self._infer(trajectories, lambda batch: token_logprobs(model, batch, cfg.rollout.temperature)[0])
+            reference = self._infer(
+                trajectories, lambda batch: token_logprobs(model, batch, cfg.rollout.temperature)[0]
+            )
         values = self._infer(trajectories, self.critic) if self.critic is not None else None
         signals = self.signals(groups, old, reference, values)
         rate = self._set_rate(iteration)
@@ -185,7 +191,9 @@ class Learner:
             "train/sampler_gap": float(np.concatenate(gaps).mean()),
         }
         if signals.returns is not None and values is not None:
-            metrics["train/explained_variance"] = explained_variance(np.concatenate(signals.returns), np.concatenate(values))
+            metrics["train/explained_variance"] = explained_variance(
+                np.concatenate(signals.returns), np.concatenate(values)
+            )
         if algo.kl.place != "off" and reference is not None:
             d = torch.from_numpy(np.concatenate([o - r for o, r in zip(old, reference, strict=True)]))
             metrics["train/kl_ref"] = float(kl_estimate(d, torch.zeros_like(d), "k3").mean())
@@ -247,11 +255,11 @@ class Learner:
             objective_N = loss_N - algo.entropy_coef * entropy_N
             if algo.kl.place == "loss" and reference is not None:
                 objective_N = objective_N + algo.kl.coef * kl_estimate(new_N, gather(reference), algo.kl.estimator)
-            (objective_N.sum() / count).backward()  # type: ignore[no-untyped-call]
+            _backward(objective_N.sum() / count)
             totals.add_policy(loss_N, ratio_N, entropy_N, new_N, old_N, algo.clip_low, algo.clip_high)
             if self.critic is not None and values is not None and signals.returns is not None:
                 value_loss_N = value_loss(self.critic(batch), gather(values), gather(signals.returns), algo.value_clip)
-                (value_loss_N.sum() / count).backward()
+                _backward(value_loss_N.sum() / count)
                 totals.add_value(value_loss_N)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), cfg.optim.grad_clip)
         totals.norms.append(float(norm))
@@ -287,11 +295,14 @@ class Learner:
         return optim.lr * factor
 
 
-@dataclass
+def _backward(loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
 class Totals:
     """Sums over the tokens and lists over the steps of one update phase."""
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         self.tokens = 0
         self.sums: dict[str, float] = {"loss": 0.0, "entropy": 0.0, "clipped": 0.0, "kl": 0.0}
         self.value_sum, self.value_tokens = 0.0, 0
@@ -338,7 +349,9 @@ def split_rows(rows: int, cfg: RunConfig, rng: np.random.Generator) -> list[Any]
     By ``optim.minibatch``, or evenly into exactly ``optim.updates_per_rollout`` steps.
     """
     optim = cfg.optim
-    steps = -(-rows // optim.minibatch) if optim.updates_per_rollout is None else optim.updates_per_rollout // optim.epochs
+    steps = (
+        -(-rows // optim.minibatch) if optim.updates_per_rollout is None else optim.updates_per_rollout // optim.epochs
+    )
     return [part for _ in range(optim.epochs) for part in np.array_split(rng.permutation(rows), steps)]
 
 
@@ -395,7 +408,9 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
     return metrics if share is None else metrics | {"rollout/template_share_success": share}
 
 
-def evaluate(learner: Learner, cfg: RunConfig, iteration: int, lines: ReferenceLines, tracker: Tracker) -> dict[str, float]:
+def evaluate(
+    learner: Learner, cfg: RunConfig, iteration: int, lines: ReferenceLines, tracker: Tracker
+) -> dict[str, float]:
     """Success on the fixed evaluation levels, beside the reference lines of the same budget."""
     began = time.perf_counter()
     levels = list(eval_seeds(cfg.eval.prompts))

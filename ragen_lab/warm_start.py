@@ -22,7 +22,7 @@ import torch
 from filelock import FileLock
 from torch.nn.functional import cross_entropy
 
-from ragen_lab.config import PolicySection, RolloutSection, RunConfig
+from ragen_lab.config import PolicySection, RolloutSection, RunConfig, load
 from ragen_lab.env.base import EVAL_SEED_BASE, make_env
 from ragen_lab.phrases import EXPERT, NOVICE, WORDS
 from ragen_lab.policy.model import load_policy, make_batch, token_logits
@@ -113,6 +113,16 @@ def build(cfg: RunConfig, folder: Path, progress: Progress | None = None) -> Non
         _fit(policy.model, trajectories, cfg, progress)
         policy.model.save_pretrained(folder)
     (folder / "key.json").write_text(json.dumps(key(cfg), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def ship(page: str) -> Path:
+    """Build the start of an experiment page into the package (`make warm-start`), replacing what it ships."""
+    cfg = load(page)
+    folder = shipped_folder() / key_hash(cfg)
+    shutil.rmtree(shipped_folder(), ignore_errors=True)
+    folder.mkdir(parents=True)
+    build(cfg, folder)
+    return folder
 
 
 class Chat:

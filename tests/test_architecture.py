@@ -24,7 +24,11 @@ FLOORS: list[set[str]] = [
 ]
 # Rooms of one floor that build on each other: (importer, imported).
 NEIGHBOURS = {
-    ("filter", "reward"), ("algo", "reward"), ("policy", "prompt"), ("runs", "track"), ("runs", "detect"),
+    ("filter", "reward"),
+    ("algo", "reward"),
+    ("policy", "prompt"),
+    ("runs", "track"),
+    ("runs", "detect"),
 }
 ONLY_HERE = {
     "torch": {"policy", "algo", "rollout", "warm_start", "train"},
@@ -60,7 +64,9 @@ def imports(file: Path) -> list[tuple[str, bool]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
             module = node.module or ""
-            found += [(f"{module}.{a.name}" if module == "ragen_lab" else module, id(node) in typing_only) for a in node.names]
+            found += [
+                (f"{module}.{a.name}" if module == "ragen_lab" else module, id(node) in typing_only) for a in node.names
+            ]
     return found
 
 

@@ -37,15 +37,39 @@ def test_the_paper_defaults():
     """paper.md, "Defaults": StarPO-S as the paper trains it."""
     cfg = RunConfig()
     expected = {
-        "policy.model": "Qwen/Qwen2.5-0.5B-Instruct", "train.iterations": 200, "rollout.prompts": 8,
-        "rollout.responses": 16, "optim.minibatch": 32, "optim.epochs": 1, "rollout.max_turns": 5,
-        "rollout.actions_per_turn": 5, "rollout.max_actions": 10, "rollout.max_new_tokens": 400,
-        "rollout.max_context": 3600, "rollout.temperature": 1.0, "eval.temperature": 0.5, "eval.prompts": 256,
-        "eval.every": 10, "optim.beta1": 0.9, "optim.beta2": 0.999, "optim.weight_decay": 0.01, "optim.lr": 1e-6,
-        "optim.critic_lr": 1e-5, "optim.grad_clip": 1.0, "algo.dual_clip": 3.0, "algo.value_clip": 0.5,
-        "algo.entropy_coef": 0.001, "reward.format_penalty": 0.1, "algo.name": "ppo", "algo.gamma": 1.0,
-        "algo.lam": 1.0, "filter.keep_ratio": 0.25, "algo.kl.place": "off", "algo.kl.coef": 0.001,
-        "algo.clip_low": 0.2, "algo.clip_high": 0.28,
+        "policy.model": "Qwen/Qwen2.5-0.5B-Instruct",
+        "train.iterations": 200,
+        "rollout.prompts": 8,
+        "rollout.responses": 16,
+        "optim.minibatch": 32,
+        "optim.epochs": 1,
+        "rollout.max_turns": 5,
+        "rollout.actions_per_turn": 5,
+        "rollout.max_actions": 10,
+        "rollout.max_new_tokens": 400,
+        "rollout.max_context": 3600,
+        "rollout.temperature": 1.0,
+        "eval.temperature": 0.5,
+        "eval.prompts": 256,
+        "eval.every": 10,
+        "optim.beta1": 0.9,
+        "optim.beta2": 0.999,
+        "optim.weight_decay": 0.01,
+        "optim.lr": 1e-6,
+        "optim.critic_lr": 1e-5,
+        "optim.grad_clip": 1.0,
+        "algo.dual_clip": 3.0,
+        "algo.value_clip": 0.5,
+        "algo.entropy_coef": 0.001,
+        "reward.format_penalty": 0.1,
+        "algo.name": "ppo",
+        "algo.gamma": 1.0,
+        "algo.lam": 1.0,
+        "filter.keep_ratio": 0.25,
+        "algo.kl.place": "off",
+        "algo.kl.coef": 0.001,
+        "algo.clip_low": 0.2,
+        "algo.clip_high": 0.28,
     }
     assert {path: cfg.flat()[path] for path in expected} == expected
 
@@ -62,11 +86,22 @@ def test_a_changed_default_must_raise_the_schema_version():
 def test_ids_ignore_what_cannot_change_the_numbers():
     base = RunConfig()
     for override in (
-        {"train.iterations": 300}, {"detect.on_collapse": "continue"}, {"detect.level.fall": 0.4},
-        {"track.mlflow": False}, {"train.checkpoint_every": 5}, {"filter.keep_ratio": 0.25}, {"optim.lr": 0.000001},
+        {"train.iterations": 300},
+        {"detect.on_collapse": "continue"},
+        {"detect.level.fall": 0.4},
+        {"track.mlflow": False},
+        {"train.checkpoint_every": 5},
+        {"filter.keep_ratio": 0.25},
+        {"optim.lr": 0.000001},
     ):
         assert base.with_overrides(override).trial_id() == base.trial_id(), override
-    for override in ({"seed": 1}, {"filter.keep_ratio": 0.5}, {"env.slip": 0.1}, {"env.name": "sokoban"}, {"train.threads": 2}):
+    for override in (
+        {"seed": 1},
+        {"filter.keep_ratio": 0.5},
+        {"env.slip": 0.1},
+        {"env.name": "sokoban"},
+        {"train.threads": 2},
+    ):
         assert base.with_overrides(override).trial_id() != base.trial_id(), override
     assert base.with_overrides({"seed": 1}).config_id() == base.config_id()
 
@@ -76,8 +111,13 @@ def test_the_horizon_is_part_of_the_identity_only_under_a_schedule():
     assert linear.with_overrides({"train.iterations": 300}).trial_id() != linear.trial_id()
 
 
-@given(st.dictionaries(st.sampled_from(["filter.keep_ratio", "algo.gamma", "optim.lr", "eval.temperature"]),
-                       st.floats(0.01, 1.0), min_size=1))
+@given(
+    st.dictionaries(
+        st.sampled_from(["filter.keep_ratio", "algo.gamma", "optim.lr", "eval.temperature"]),
+        st.floats(0.01, 1.0),
+        min_size=1,
+    )
+)
 def test_ids_do_not_depend_on_the_order_of_keys_and_differ_with_values(overrides):
     one = RunConfig().with_overrides(overrides)
     other = RunConfig().with_overrides(dict(reversed(overrides.items())))
@@ -94,11 +134,18 @@ def test_whole_numbers_and_floats_are_one_value():
 
 
 def test_all_faults_of_a_page_at_once_each_with_its_path():
-    found = faults({"filter.keep_rato": 0.5, "optim.lr": "fast", "env.slip": 2, "rollout.responses": 1, "algo.name": "gpro"})
+    found = faults(
+        {"filter.keep_rato": 0.5, "optim.lr": "fast", "env.slip": 2, "rollout.responses": 1, "algo.name": "gpro"}
+    )
     text = "\n".join(found)
     assert len(found) == 5
-    for part in ("Did you mean 'filter.keep_ratio'?", "optim.lr: got 'fast'", "env.slip: got 2", "rollout.responses: 1",
-                 "'ppo' or 'grpo'"):
+    for part in (
+        "Did you mean 'filter.keep_ratio'?",
+        "optim.lr: got 'fast'",
+        "env.slip: got 2",
+        "rollout.responses: 1",
+        "'ppo' or 'grpo'",
+    ):
         assert part in text
 
 
@@ -194,5 +241,8 @@ def test_every_knob_has_its_sentence():
 
 
 def test_the_config_imports_no_torch():
-    code = "import sys, ragen_lab.config; print([m for m in ('torch', 'ray', 'mlflow', 'transformers') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    heavy = ("torch", "ray", "mlflow", "transformers")
+    code = f"import sys, ragen_lab.config; print([m for m in {heavy} if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

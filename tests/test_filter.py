@@ -14,8 +14,16 @@ from ragen_lab.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
 def trajectory(reward: float, penalty: float = 0.0) -> Trajectory:
     turn = Turn("o", "r", "t", ("Up",), penalty == 0, False, reward, penalty, 3, 1)
     empty = np.zeros(1)
-    return Trajectory(empty.astype(np.int64), empty.astype(np.int8), empty.astype(np.int16), empty.astype(np.float32),
-                      (turn,), StopReason.TURNS, 0, 0)
+    return Trajectory(
+        empty.astype(np.int64),
+        empty.astype(np.int8),
+        empty.astype(np.int16),
+        empty.astype(np.float32),
+        (turn,),
+        StopReason.TURNS,
+        0,
+        0,
+    )
 
 
 def groups(rows, penalties=None):
@@ -37,7 +45,10 @@ def test_the_groups_with_the_highest_spread_are_kept():
     assert result.indices == (1, 3)
     assert result.std_G.tolist() == [0.5, 1.0, 0.0, 2.0]
     assert result.metrics == {
-        "filter/kept_groups": 2.0, "filter/kept_share": 0.5, "filter/kept_std": 1.5, "filter/all_equal": 0.0,
+        "filter/kept_groups": 2.0,
+        "filter/kept_share": 0.5,
+        "filter/kept_std": 1.5,
+        "filter/all_equal": 0.0,
     }
 
 

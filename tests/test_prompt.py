@@ -99,7 +99,7 @@ def test_growing_a_chat_by_ids_equals_rendering_it_whole():
     """Pitfall 1: contexts appended turn by turn give the ids of the whole chat rendered at once."""
     tokenizer = ChatML()
     writer = ChatWriter(tokenizer, PromptSection(), RolloutSection())
-    reply = list(b"<think>a</think><answer>Up</answer>") + [1000]
+    reply = [*b"<think>a</think><answer>Up</answer>", 1000]
     ids = writer.first("Rules.", "P _", 10) + reply + writer.following("_ P", 9, ended=True)
     whole = tokenizer.apply_chat_template(
         [
@@ -145,7 +145,17 @@ def test_the_tiny_tokenizer_keeps_lines_and_tags_apart():
     tokenizer = build_tokenizer(["P", "_", "Up"])
     ids = tokenizer("P _\n_ P <think> Up</think><answer>Up</answer>", add_special_tokens=False)["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids) == [
-        "P", "_", "\n", "_", "P", "<think>", "Up", "</think>", "<answer>", "Up", "</answer>",
+        "P",
+        "_",
+        "\n",
+        "_",
+        "P",
+        "<think>",
+        "Up",
+        "</think>",
+        "<answer>",
+        "Up",
+        "</answer>",
     ]
     assert tokenizer.convert_ids_to_tokens(tokenizer("never", add_special_tokens=False)["input_ids"]) == ["<unk>"]
     assert tokenizer.pad_token_id != tokenizer.eos_token_id

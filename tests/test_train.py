@@ -128,7 +128,11 @@ def test_micro_batches_do_not_change_the_update(algo, shared_home):
     results = []
     for micro in (1, 3, 16):
         learner = fresh_learner(
-            shared_home, algo__name=algo, optim__micro_batch=micro, optim__updates_per_rollout=2, algo__kl__place="loss",
+            shared_home,
+            algo__name=algo,
+            optim__micro_batch=micro,
+            optim__updates_per_rollout=2,
+            algo__kl__place="loss",
             algo__kl__estimator="k3",
         )
         groups = learner.roll_out(1).groups
@@ -173,7 +177,9 @@ def test_training_covers_exactly_the_sampled_tokens(shared_home, small_policy):
 
 def test_kl_in_the_reward_lowers_it_by_the_estimate(shared_home):
     """k1 in the reward: coefficient x (log pi - log ref) comes off, at its own token."""
-    learner = fresh_learner(shared_home, algo__name="grpo", algo__kl__place="reward", algo__kl__coef=0.5, algo__std_normalize=False)
+    learner = fresh_learner(
+        shared_home, algo__name="grpo", algo__kl__place="reward", algo__kl__coef=0.5, algo__std_normalize=False
+    )
     groups = learner.roll_out(1).groups
     counts = [t.model_tokens for g in groups for t in g.trajectories]
     old = [np.full(n, -1.0, dtype=np.float32) for n in counts]
@@ -192,7 +198,9 @@ def test_a_step_with_a_non_finite_gradient_is_recorded_and_not_taken(shared_home
     learner = fresh_learner(shared_home, algo__name="grpo")
     groups = learner.roll_out(1).groups
     before = parameters(learner).clone()
-    monkeypatch.setattr(trainer, "policy_loss", lambda new, old, adv, algo: (new * float("nan"), new.exp() * float("nan")))
+    monkeypatch.setattr(
+        trainer, "policy_loss", lambda new, old, adv, algo: (new * float("nan"), new.exp() * float("nan"))
+    )
     metrics = learner.update(groups, 1)
     for key in ("train/policy_loss", "train/grad_norm", "train/max_ratio"):
         assert math.isnan(metrics[key]), key
@@ -238,20 +246,28 @@ def test_every_logged_metric_is_in_the_catalogue_and_the_other_way_round(shared_
     from ragen_lab.metrics import METRICS
 
     cfg = config(algo__name="ppo", algo__kl__place="loss", train__iterations=4)
-    _, rows = run(cfg, shared_home)
     tracker = MemoryTracker()
     train(cfg, tracker, shared_home)
     logged = {key for row in tracker.rows for key in row} - {"iteration", "timestamp"}
     assert logged <= set(METRICS)
     missing = set(METRICS) - logged
-    assert missing <= {"detect/reward_std", "detect/grad_norm", "detect/entropy", "rollout/template_share_success"}, missing
+    assert missing <= {"detect/reward_std", "detect/grad_norm", "detect/entropy", "rollout/template_share_success"}, (
+        missing
+    )
 
 
 def test_learning_and_that_a_broken_loss_does_not_learn(shared_home, monkeypatch):
     """GRPO raises the success of the shipped model within six iterations; with the sign flipped it falls."""
     cfg = config(
-        algo__name="grpo", rollout__prompts=8, rollout__responses=16, optim__lr=1e-3, optim__minibatch=32,
-        train__iterations=6, eval__every=6, eval__prompts=256, detect__on_collapse="continue",
+        algo__name="grpo",
+        rollout__prompts=8,
+        rollout__responses=16,
+        optim__lr=1e-3,
+        optim__minibatch=32,
+        train__iterations=6,
+        eval__every=6,
+        eval__prompts=256,
+        detect__on_collapse="continue",
     )
     start, *_, end = [row for row in run(cfg, shared_home)[1] if "eval/success" in row]
     assert end["eval/success_low"] > start["eval/success_high"]

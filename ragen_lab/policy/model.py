@@ -17,10 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from ragen_lab.config import PolicySection
 from ragen_lab.errors import ConfigError
 from ragen_lab.trajectory import MODEL, Trajectory
+
+transformers_logging.disable_progress_bar()  # the terminal is the driver's; a trial's noise goes to its log
 
 
 def choose_device(name: str) -> torch.device:
@@ -28,15 +31,20 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("policy.device", [f"policy.device: {name!r}, but this machine has no usable GPU; use 'auto' or 'cpu'."])
+        raise ConfigError(
+            "policy.device", [f"policy.device: {name!r}, but this machine has no usable GPU; use 'auto' or 'cpu'."]
+        )
     return torch.device(name)
+
+
+Model = Any  # a transformers PreTrainedModel, whose own annotations do not describe its parts
 
 
 @dataclass(frozen=True)
 class Policy:
     """A causal LM and its tokenizer on a device. Dropout is off in every forward."""
 
-    model: nn.Module
+    model: Model
     tokenizer: Any
     device: torch.device
 
@@ -57,11 +65,15 @@ def load_policy(source: str | Path, section: PolicySection) -> Policy:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
             "policy.model",
-            [f"policy.model: cannot load {str(source)!r}: {first} Give a folder with a transformers model, a hub name "
-             "that this machine can reach, or 'tiny'."],
+            [
+                f"policy.model: cannot load {str(source)!r}: {first} Give a folder with a transformers model, a hub "
+                "name that this machine can reach, or 'tiny'."
+            ],
         ) from None
     if tokenizer.chat_template is None:
-        raise ConfigError("policy.model", [f"policy.model: {str(source)!r} has no chat template; use an instruct model."])
+        raise ConfigError(
+            "policy.model", [f"policy.model: {str(source)!r} has no chat template; use an instruct model."]
+        )
     return Policy(model.to(device).eval(), tokenizer, device)
 
 
@@ -90,7 +102,7 @@ class Critic(nn.Module):
         return self.head(hidden_BTD[batch.before]).squeeze(-1).float()  # type: ignore[no-any-return]
 
 
-def backbone(model: nn.Module) -> nn.Module:
+def backbone(model: Model) -> nn.Module:
     """The transformer below the LM head."""
     inner = getattr(model, model.base_model_prefix)
     assert isinstance(inner, nn.Module)
@@ -134,7 +146,7 @@ def make_batch(trajectories: Sequence[Trajectory], device: torch.device) -> Batc
     )
 
 
-def _plain_head(model: nn.Module) -> bool:
+def _plain_head(model: Model) -> bool:
     """Whether logits are simply the output embedding applied to the last hidden state.
 
     Some architectures scale or cap their logits; for them the whole forward is used.
@@ -147,21 +159,22 @@ def _plain_head(model: nn.Module) -> bool:
             hidden = backbone(model)(input_ids=ids, use_cache=False)[0]
             full = model(input_ids=ids, use_cache=False).logits
             known = bool(torch.allclose(model.get_output_embeddings()(hidden), full, atol=1e-4))
-        model._ragen_lab_plain_head = known  # type: ignore[assignment]
+        model._ragen_lab_plain_head = known
     return bool(known)
 
 
-def token_logits(model: nn.Module, batch: Batch, temperature: float) -> Tensor:
+def token_logits(model: Model, batch: Batch, temperature: float) -> Tensor:
     """Logits / temperature at each model token, shape [N, V], float32."""
     if _plain_head(model):
         hidden_BTD = backbone(model)(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False)[0]
         logits_NV = model.get_output_embeddings()(hidden_BTD[batch.before])
     else:
         logits_NV = model(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False).logits[batch.before]
-    return logits_NV.float() / temperature
+    scaled_NV: Tensor = logits_NV.float() / temperature
+    return scaled_NV
 
 
-def last_logits(model: nn.Module, inputs: dict[str, Any], last_B: Tensor | None) -> Tensor:
+def last_logits(model: Model, inputs: dict[str, Any], last_B: Tensor | None) -> Tensor:
     """Logits [B, V] at position ``last_B`` of each row (None: the rows are one token long)."""
 
     def pick(states_BTX: Tensor) -> Tensor:
@@ -174,7 +187,7 @@ def last_logits(model: nn.Module, inputs: dict[str, Any], last_B: Tensor | None)
     return pick(model(**inputs).logits)
 
 
-def token_logprobs(model: nn.Module, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+def token_logprobs(model: Model, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
     """(log-prob of the sampled token, entropy of its distribution), each [N], at the sampling temperature."""
     logprobs_NV = F.log_softmax(token_logits(model, batch, temperature), dim=-1)
     taken_N = logprobs_NV.gather(1, batch.targets_N[:, None]).squeeze(1)
@@ -182,6 +195,6 @@ def token_logprobs(model: nn.Module, batch: Batch, temperature: float) -> tuple[
     return taken_N, entropy_N
 
 
-def cache_keyword(model: nn.Module) -> str:
+def cache_keyword(model: Model) -> str:
     """transformers renamed ``past_key_values`` to ``cache``; this says which one the model takes."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -28,7 +28,7 @@ def build_tokenizer(words: Iterable[str]) -> PreTrainedTokenizerFast:
     special = [PAD, UNKNOWN, USER, ASSISTANT, END, THINK, END_THINK, ANSWER, END_ANSWER]
     vocabulary = [*special, "\n", SEPARATOR, *sorted(set(words) - {*special, "\n", SEPARATOR})]
     backend = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
-    backend.pre_tokenizer = Sequence([Split(Regex(" +"), "removed"), Split("\n", "isolated")])  # type: ignore[assignment]
+    backend.pre_tokenizer = Sequence([Split(Regex(" +"), "removed"), Split("\n", "isolated")])
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

@@ -97,8 +97,10 @@ def collect(
     if longest + cfg.rollout.max_new_tokens > cfg.rollout.max_context:
         raise ConfigError(
             "rollout.max_context",
-            [f"rollout.max_context: {cfg.rollout.max_context} is too small for a prompt of {longest} tokens and "
-             f"rollout.max_new_tokens {cfg.rollout.max_new_tokens}; use at least {longest + cfg.rollout.max_new_tokens}."],
+            [
+                f"rollout.max_context: {cfg.rollout.max_context} is too small for a prompt of {longest} tokens and a reply "
+                f"of rollout.max_new_tokens; use at least {longest + cfg.rollout.max_new_tokens}."
+            ],
         )
     session = NativeSession(policy, len(episodes), temperature, cfg.rollout.max_new_tokens, writer.eos_ids, seed)
     session.start(prompts, members)
@@ -110,7 +112,9 @@ def collect(
         replies = session.reply(alive, contexts)
         texts = writer.decode([reply.ids for reply in replies])
         parsed = [
-            parse_reply(text, episodes[row].env.actions(), cfg.rollout.actions_per_turn, cfg.prompt.think, reply.truncated)
+            parse_reply(
+                text, episodes[row].env.actions(), cfg.rollout.actions_per_turn, cfg.prompt.think, reply.truncated
+            )
             for row, text, reply in zip(alive, texts, replies, strict=True)
         ]
         think_tokens = writer.count_tokens([p.think for p in parsed])

@@ -26,11 +26,11 @@ class Reply:
     truncated: bool
 
 
-class SlotCache(Cache):
+class SlotCache(Cache):  # type: ignore[misc]
     """Keys and values of all rows, written at explicit positions: [rows, heads, positions, width] per layer."""
 
     def __init__(self, layers: int):
-        self.layers = []  # the base class's own storage stays empty; every mask is ours
+        self.layers: list[object] = []  # the base class's own storage stays empty; every mask is ours
         self.keys: list[Tensor | None] = [None] * layers
         self.values: list[Tensor | None] = [None] * layers
         self.rows = 0
@@ -40,7 +40,9 @@ class SlotCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Store the new positions of the first ``A`` rows; return all positions of these rows."""
         active = key_states.shape[0]
         out = []
@@ -88,13 +90,15 @@ class SlotCache(Cache):
 class NativeSession:
     """Episodes under way. Rows are numbered 0..rows-1 by the caller, for the whole session."""
 
-    def __init__(self, policy: Policy, rows: int, temperature: float, max_new_tokens: int, eos_ids: frozenset[int], seed: int):
+    def __init__(
+        self, policy: Policy, rows: int, temperature: float, max_new_tokens: int, eos_ids: frozenset[int], seed: int
+    ):
         self.policy = policy
         self.temperature = temperature
         self.max_new_tokens = max_new_tokens
         self.eos = torch.tensor(sorted(eos_ids), device=policy.device)
         self.generator = torch.Generator(policy.device).manual_seed(seed)
-        self.cache = SlotCache(policy.model.config.num_hidden_layers)  # type: ignore[union-attr]
+        self.cache = SlotCache(policy.model.config.num_hidden_layers)
         self.slot = list(range(rows))  # row -> slot in the cache
         self.row_at = list(range(rows))  # slot -> row
         self.lengths = [0] * rows  # tokens in the cache, by row
@@ -228,7 +232,10 @@ class NativeSession:
 
     @staticmethod
     def _collect(
-        rows: list[int], ids: dict[int, list[int]], steps: list[tuple[list[int], Tensor, Tensor, Tensor]], truncated: set[int]
+        rows: list[int],
+        ids: dict[int, list[int]],
+        steps: list[tuple[list[int], Tensor, Tensor, Tensor]],
+        truncated: set[int],
     ) -> list[Reply]:
         """Log-probs and entropies step by step -> by row (one transfer per step, after the last one)."""
         logprobs: dict[int, list[float]] = {row: [] for row in rows}

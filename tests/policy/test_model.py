@@ -14,8 +14,16 @@ from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory
 
 def trajectory(ids, roles):
     n = len(ids)
-    return Trajectory(np.array(ids, dtype=np.int64), np.array(roles, dtype=np.int8), np.zeros(n, dtype=np.int16),
-                      np.full(n, np.nan, dtype=np.float32), (), StopReason.TURNS, 0, 0)
+    return Trajectory(
+        np.array(ids, dtype=np.int64),
+        np.array(roles, dtype=np.int8),
+        np.zeros(n, dtype=np.int16),
+        np.full(n, np.nan, dtype=np.float32),
+        (),
+        StopReason.TURNS,
+        0,
+        0,
+    )
 
 
 M, C = MODEL, CONTEXT
@@ -26,7 +34,9 @@ SHORT = trajectory([2, 13, 3, 25, 4], [C, C, C, M, M])
 def test_a_row_alone_equals_the_row_in_a_padded_batch(small_policy):
     """Pitfall 4: unpadded, right-padded and another order give the same log-probs."""
     with torch.no_grad():
-        alone = torch.cat([token_logprobs(small_policy.model, make_batch([t], small_policy.device), 1.0)[0] for t in (LONG, SHORT)])
+        alone = torch.cat(
+            [token_logprobs(small_policy.model, make_batch([t], small_policy.device), 1.0)[0] for t in (LONG, SHORT)]
+        )
         together = token_logprobs(small_policy.model, make_batch([LONG, SHORT], small_policy.device), 1.0)[0]
         swapped = token_logprobs(small_policy.model, make_batch([SHORT, LONG], small_policy.device), 1.0)[0]
     torch.testing.assert_close(alone, together, atol=1e-5, rtol=0)
@@ -62,7 +72,9 @@ def test_the_log_prob_of_a_token_is_read_one_position_before_it(small_policy):
     """Pitfall 7: against an independent full forward, token by token."""
     with torch.no_grad():
         found = token_logprobs(small_policy.model, make_batch([LONG], small_policy.device), 1.0)[0]
-        logits = small_policy.model(input_ids=torch.from_numpy(LONG.ids_T)[None], use_cache=False).logits[0].log_softmax(-1)
+        logits = (
+            small_policy.model(input_ids=torch.from_numpy(LONG.ids_T)[None], use_cache=False).logits[0].log_softmax(-1)
+        )
     positions = [i for i, role in enumerate(LONG.roles_T) if role == M]
     expected = torch.stack([logits[i - 1, int(LONG.ids_T[i])] for i in positions])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -82,7 +94,9 @@ def test_the_temperature_divides_the_logits(small_policy):
     """Pitfall 6."""
     batch = make_batch([LONG], small_policy.device)
     with torch.no_grad():
-        torch.testing.assert_close(token_logits(small_policy.model, batch, 0.5), 2 * token_logits(small_policy.model, batch, 1.0))
+        torch.testing.assert_close(
+            token_logits(small_policy.model, batch, 0.5), 2 * token_logits(small_policy.model, batch, 1.0)
+        )
 
 
 def test_the_critic_values_the_state_before_each_model_token(small_policy):

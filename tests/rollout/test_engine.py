@@ -31,7 +31,9 @@ def test_sampler_and_trainer_agree_on_every_token(small_policy, temperature):
     trajectories = [t for g in rollout.groups for t in g.trajectories]
     assert len({len(t.turns) for t in trajectories}) > 1, "the episodes should end at different turns"
     with torch.no_grad():
-        trained_N, entropy_N = token_logprobs(small_policy.model, make_batch(trajectories, small_policy.device), temperature)
+        trained_N, entropy_N = token_logprobs(
+            small_policy.model, make_batch(trajectories, small_policy.device), temperature
+        )
     sampled_N = np.concatenate([t.logprobs_T[t.roles_T == MODEL] for t in trajectories])
     np.testing.assert_allclose(sampled_N, trained_N.numpy(), atol=2e-5)
     assert rollout.entropy == pytest.approx(float(entropy_N.mean()), abs=1e-5)
@@ -129,7 +131,10 @@ def test_limits_give_their_stop_reasons(small_policy):
     """Turn, action and context limits end episodes with their own reason; a truncated reply is a format error."""
     one_turn, _ = roll(small_policy, {"rollout.max_turns": 1})
     assert {t.stop for g in one_turn.groups for t in g.trajectories} <= {
-        StopReason.TURNS, StopReason.SUCCESS, StopReason.FAILURE, StopReason.ACTIONS,
+        StopReason.TURNS,
+        StopReason.SUCCESS,
+        StopReason.FAILURE,
+        StopReason.ACTIONS,
     }
     assert any(t.stop is StopReason.TURNS for g in one_turn.groups for t in g.trajectories)
     one_action, _ = roll(small_policy, {"rollout.max_actions": 1})
@@ -138,7 +143,9 @@ def test_limits_give_their_stop_reasons(small_policy):
     tight, _ = roll(small_policy, {"rollout.max_context": 60})
     assert any(t.stop is StopReason.CONTEXT for g in tight.groups for t in g.trajectories)
     cut, _ = roll(small_policy, {"rollout.max_new_tokens": 3})
-    assert all(u.truncated and not u.format_ok and u.penalty < 0 for g in cut.groups for t in g.trajectories for u in t.turns)
+    assert all(
+        u.truncated and not u.format_ok and u.penalty < 0 for g in cut.groups for t in g.trajectories for u in t.turns
+    )
 
 
 def test_an_environment_that_raises_is_data(small_policy, monkeypatch):

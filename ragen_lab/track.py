@@ -1,0 +1,732 @@
+"""The write side: a folder per trial is the truth, MLflow is a mirror of it.
+
+A trial folder holds ``config.json``, ``metrics.jsonl`` (one line per iteration), ``checkpoints/``,
+``trajectories.jsonl``, ``provenance.json``, ``log.txt``, ``lock`` and, once it has ended,
+``DONE.json``. Non-finite numbers are written as the strings "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from ragen_lab import __version__
+from ragen_lab.config import SCHEMA_VERSION, RunConfig
+from ragen_lab.errors import CheckpointError, HomeError, TrackingError, TrialLocked
+
+if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
+    from mlflow.tracking import MlflowClient
+
+    from ragen_lab.runs import Run
+
+T = TypeVar("T")
+Row = dict[str, float]
+log = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+TRAJECTORIES_FILE = "trajectories.jsonl"
+DONE_FILE = "DONE.json"
+LOCK_FILE = "lock"
+LOG_FILE = "log.txt"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended by itself: ``iteration`` is the last one done, ``reason`` the detector's words."""
+
+    status: Literal["finished", "collapsed"]
+    iteration: int
+    reason: str | None = None
+
+
+class Tracker(Protocol):
+    """What ``train`` writes to. ``rows`` is the history so far: row i is iteration i."""
+
+    rows: list[Row]
+
+    def resume(self, load: Callable[[Path], T]) -> T | None:
+        """Load the newest whole checkpoint and cut the history back to it; None when there is none.
+
+        ``load`` raises CheckpointError for a checkpoint that it cannot use: an older one is tried then.
+        """
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Append the one row of ``iteration``; "iteration" and "timestamp" are added."""
+
+    def checkpoint(self, iteration: int, save: Callable[[Path], None]) -> None:
+        """Keep the state after ``iteration``: ``save`` writes a file or a folder at the path it is given."""
+
+    def trajectories(self, iteration: int, texts: list[dict[str, Any]]) -> None:
+        """Store a sample of trajectories as text."""
+
+
+# --- numbers and files ---------------------------------------------------------------------------
+
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def number_to_json(value: float) -> float | str:
+    """The number, or the word for a non-finite one (JSON has none)."""
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def number_from_json(value: float | str) -> float:
+    """The inverse of ``number_to_json``."""
+    return _WORDS[value] if isinstance(value, str) else value
+
+
+def encode_row(row: Mapping[str, float]) -> str:
+    """One line of metrics.jsonl, without the line end."""
+    return json.dumps({key: number_to_json(value) for key, value in row.items()}, separators=(", ", ": "))
+
+
+def decode_row(line: str) -> Row:
+    """One line of metrics.jsonl. Raises ValueError for a line that is cut short or not of ours."""
+    try:
+        return {key: number_from_json(value) for key, value in json.loads(line).items()}
+    except (AttributeError, KeyError) as error:
+        raise ValueError(f"not a metrics line: {error}") from None
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The rows of iterations 0, 1, 2, ... up to the first line that is missing, torn or out of turn."""
+    rows: list[Row] = []
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return rows
+    for line in text.split("\n")[:-1]:  # what follows the last line end is a line being written
+        try:
+            row = decode_row(line)
+        except ValueError:
+            break
+        if row.get("iteration") != len(rows):
+            break
+        rows.append(row)
+    return rows
+
+
+def write_text(file: Path, text: str) -> None:
+    """Replace a file whole or not at all, even when the power fails."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(file)
+    _fsync_folder(file.parent)
+
+
+def write_json(file: Path, value: Any) -> None:
+    write_text(file, json.dumps(value, indent=2, sort_keys=False) + "\n")
+
+
+def read_json(file: Path) -> Any | None:
+    """The value in a JSON file, or None where there is no such file or only part of one."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _fsync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def trial_folder(home: Path, trial_id: str) -> Path:
+    return home / "trials" / trial_id
+
+
+@contextmanager
+def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]:
+    """Hold an exclusive lock on ``file``; the system frees it even after a ``kill -9``.
+
+    Waits up to ``wait`` seconds. Raises TrialLocked that names the holder.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait
+    with file.open("a+", encoding="utf-8") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    handle.seek(0)
+                    holder = handle.read().strip() or "another process"
+                    raise TrialLocked(
+                        f"this {what} is being worked on by {holder} ({file}). Wait for it, or stop it, and "
+                        f"run the same command again: nothing is lost."
+                    ) from None
+                time.sleep(0.1)
+        handle.seek(0)
+        handle.truncate()
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        handle.flush()
+        yield
+
+
+def is_locked(file: Path) -> bool:
+    """Whether another process holds the lock on ``file`` now."""
+    try:
+        with file.open("r", encoding="utf-8") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+# --- what a trial folder says about itself --------------------------------------------------------
+
+
+def write_done(folder: Path, status: str, iteration: int, reason: str | None = None, error: str | None = None) -> None:
+    """Say how the last session in this folder ended."""
+    done = {"status": status, "iteration": iteration, "reason": reason, "error": error, "ended": _now()}
+    write_json(folder / DONE_FILE, done)
+
+
+def read_done(folder: Path) -> dict[str, Any] | None:
+    done = read_json(folder / DONE_FILE)
+    return done if isinstance(done, dict) else None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+_PACKAGES = ("torch", "transformers", "numpy", "ray", "mlflow")
+
+
+def code_version() -> dict[str, Any]:
+    """Which code ran: our version, the commit of the checkout it lies in (if any), and the libraries."""
+    packages = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    root = Path(__file__).resolve().parent.parent
+    commit = dirty = None
+    if (root / ".git").exists():
+        commit = _git(root, "rev-parse", "HEAD")
+        changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+        dirty = None if changes is None else bool(changes)
+    return {
+        "ragen_lab": __version__,
+        "schema": SCHEMA_VERSION,
+        "commit": commit,
+        "uncommitted_changes": dirty,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        **packages,
+    }
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def write_provenance(folder: Path, from_iteration: int) -> None:
+    """Add this session to provenance.json: every stretch of iterations names the code that computed it."""
+    sessions = read_json(folder / "provenance.json") or []
+    sessions.append({"from_iteration": from_iteration, "started": _now(), **code_version()})
+    write_json(folder / "provenance.json", sessions)
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """The newest session, with the number of sessions and of code versions that made this trial."""
+    sessions = read_json(folder / "provenance.json") or []
+    if not sessions:
+        return {}
+    commits = {(session.get("ragen_lab"), session.get("commit")) for session in sessions}
+    return {**sessions[-1], "sessions": len(sessions), "code_versions": len(commits)}
+
+
+# --- trackers -------------------------------------------------------------------------------------
+
+
+class FolderTracker:
+    """A trial folder. ``notes`` collects what a user should hear about (a damaged checkpoint)."""
+
+    def __init__(self, folder: Path, cfg: RunConfig) -> None:
+        self.folder, self.cfg = folder, cfg
+        self.notes: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        self._claim()
+        self.rows = read_rows(folder / METRICS_FILE)
+        self._tidy = False
+
+    def _claim(self) -> None:
+        """Refuse a folder that holds another config's run, whatever its name says."""
+        mine = {"trial_id": self.cfg.trial_id(), "config_id": self.cfg.config_id(), "schema": SCHEMA_VERSION}
+        file = self.folder / "config.json"
+        stored = read_json(file)
+        if stored is None:
+            write_json(file, {**mine, "config": self.cfg.model_dump()})
+        elif stored.get("trial_id") != mine["trial_id"]:
+            raise CheckpointError(
+                f"{self.folder} holds trial {stored.get('trial_id')}, not {mine['trial_id']}: a run is never "
+                f"continued under another config. Move the folder away, or use another --home."
+            )
+
+    def resume(self, load: Callable[[Path], T]) -> T | None:
+        for iteration, folder in reversed(list_checkpoints(self.folder)):
+            problem = None
+            if iteration >= len(self.rows):
+                problem = f"its metrics are missing (there are {len(self.rows)} rows)"
+            else:
+                problem = damage(folder)
+            if problem is None:
+                try:
+                    state = load(folder / "state")
+                except CheckpointError as error:
+                    problem = str(error)
+                else:
+                    self._cut(iteration + 1)
+                    return state
+            note = f"checkpoint of iteration {iteration} cannot be used: {problem}. Going on from an older one."
+            self.notes.append(note)
+            log.warning("%s: %s", self.folder.name, note)
+            shutil.rmtree(folder)
+        self._cut(0)
+        return None
+
+    def _cut(self, count: int) -> None:
+        """Keep the first ``count`` rows, and of the trajectories what belongs to them."""
+        del self.rows[count:]
+        write_text(self.folder / METRICS_FILE, "".join(encode_row(row) + "\n" for row in self.rows))
+        samples = self.folder / TRAJECTORIES_FILE
+        if samples.exists():
+            kept = [line for line in samples.read_text(encoding="utf-8").split("\n")[:-1] if _sampled_at(line) < count]
+            write_text(samples, "".join(line + "\n" for line in kept))
+        self._tidy = True
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        if not self._tidy:
+            self._cut(len(self.rows))  # a line torn by a kill must not run into the next one
+        row = _row(self.rows, iteration, metrics)
+        with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as handle:
+            handle.write(encode_row(row) + "\n")
+        self.rows.append(row)
+
+    def checkpoint(self, iteration: int, save: Callable[[Path], None]) -> None:
+        parent = self.folder / "checkpoints"
+        final, temporary = parent / f"{iteration:08d}", parent / f".{iteration:08d}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            save(temporary / "state")
+            write_json(temporary / "MANIFEST.json", _digests(temporary, sync=True))
+            with (self.folder / METRICS_FILE).open("rb") as handle:  # a checkpoint never outlives its rows
+                os.fsync(handle.fileno())
+            shutil.rmtree(final, ignore_errors=True)
+            temporary.rename(final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _fsync_folder(parent)
+        for _, old in list_checkpoints(self.folder)[: -self.cfg.train.keep_checkpoints]:
+            shutil.rmtree(old)
+
+    def trajectories(self, iteration: int, texts: list[dict[str, Any]]) -> None:
+        with (self.folder / TRAJECTORIES_FILE).open("a", encoding="utf-8") as handle:
+            for text in texts:
+                handle.write(json.dumps({"iteration": iteration, **text}, ensure_ascii=False) + "\n")
+
+
+class MemoryTracker:
+    """A tracker that keeps everything in memory, for tests and notebooks; it never resumes."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.texts: list[dict[str, Any]] = []
+
+    def resume(self, load: Callable[[Path], T]) -> T | None:
+        return None
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        self.rows.append(_row(self.rows, iteration, metrics))
+
+    def checkpoint(self, iteration: int, save: Callable[[Path], None]) -> None:
+        return None
+
+    def trajectories(self, iteration: int, texts: list[dict[str, Any]]) -> None:
+        self.texts += [{"iteration": iteration, **text} for text in texts]
+
+
+def _row(rows: list[Row], iteration: int, metrics: Mapping[str, float]) -> Row:
+    if iteration != len(rows):
+        raise ValueError(f"iteration {iteration} logged after {len(rows)} rows: one row per iteration, in order from 0")
+    # Milliseconds, because MLflow keeps no finer time and both must read back equal.
+    return {"iteration": iteration, "timestamp": round(time.time(), 3), **{k: float(v) for k, v in metrics.items()}}
+
+
+def _sampled_at(line: str) -> float:
+    try:
+        return float(json.loads(line)["iteration"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # a torn line belongs to nothing
+
+
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """(iteration, folder) of the complete checkpoints of a trial, oldest first."""
+    parent = folder / "checkpoints"
+    if not parent.is_dir():
+        return []
+    return sorted((int(path.name), path) for path in parent.iterdir() if path.name.isdigit())
+
+
+def _digests(folder: Path, sync: bool = False) -> dict[str, str]:
+    found = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "MANIFEST.json"):
+        with file.open("rb") as handle:
+            found[file.relative_to(folder).as_posix()] = hashlib.file_digest(handle, "sha256").hexdigest()
+            if sync:
+                os.fsync(handle.fileno())
+    return found
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with the bytes of a checkpoint, or None when they are as they were written."""
+    manifest = read_json(checkpoint / "MANIFEST.json")
+    if not manifest:
+        return "it was not written to its end"
+    found = _digests(checkpoint)
+    wrong = sorted(name for name in manifest if found.get(name) != manifest[name])
+    return f"damaged or missing: {', '.join(wrong)}" if wrong else None
+
+
+# --- the mirror in MLflow -------------------------------------------------------------------------
+
+_MLFLOW_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    # The default is seven retries with doubling waits: minutes of silence for a server that is gone.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+_BIGGEST = 1.7976931348623157e308  # how MLflow stores infinity
+_BATCH = 900  # MLflow takes 1000 metrics per call
+STATUS_IN_MLFLOW = {"finished": "FINISHED", "collapsed": "FINISHED", "pruned": "KILLED", "stopped": "KILLED",
+                    "failed": "FAILED", "pending": "SCHEDULED", "running": "RUNNING"}  # fmt: skip
+
+
+def default_uri(home: Path) -> str:
+    """The MLflow database of a home, as an absolute URI (a relative one would follow the working directory)."""
+    return f"sqlite:///{(home / 'mlflow.db').absolute()}"
+
+
+def metric_name(name: str) -> str:
+    """``name`` with every character that MLflow refuses replaced."""
+    return re.sub(r"[^A-Za-z0-9_\-. :/]", "_", name)
+
+
+def param_to_text(value: Any) -> str:
+    """A knob's value as an MLflow parameter: words bare, all else as JSON (so that it reads back exactly)."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            return value
+    return json.dumps(value)
+
+
+def param_from_text(text: str) -> Any:
+    """The inverse of ``param_to_text``."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def metric_from_mlflow(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) == _BIGGEST else value
+
+
+def open_mlflow(uri: str) -> MlflowClient:
+    """A client for ``uri``, with telemetry off, logging quiet and a SQLite database created and migrated.
+
+    Raises TrackingError when the server or database cannot be reached.
+    """
+    for key, value in _MLFLOW_QUIET.items():
+        os.environ.setdefault(key, value)
+    from mlflow.tracking import MlflowClient
+
+    for name in ("mlflow", "alembic", "urllib3"):  # after the import, which sets levels of its own
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+    with mlflow_errors(uri):
+        if not uri.startswith("sqlite:///"):
+            client = MlflowClient(tracking_uri=uri)
+            client.search_experiments(max_results=1)
+            return client
+        file = Path(uri.removeprefix("sqlite:///"))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Two first initialisations at once fail with a duplicate column: one at a time.
+        with locked(file.with_name(file.name + ".lock"), wait=120, what="MLflow database"):
+            client = MlflowClient(tracking_uri=uri)
+            client.search_experiments(max_results=1)
+            _write_ahead(file)
+        return client
+
+
+def _inode(uri: str) -> int | None:
+    file = Path(uri.removeprefix("sqlite:///"))
+    return file.stat().st_ino if uri.startswith("sqlite:///") and file.exists() else None
+
+
+def _write_ahead(file: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(file, timeout=30) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+    database.close()
+
+
+@contextmanager
+def mlflow_errors(uri: str) -> Iterator[None]:
+    """Every way in which MLflow says that it cannot be reached or written, as a TrackingError."""
+    import sqlite3
+
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from error
+
+
+@dataclass
+class _Child:
+    """What MLflow holds of one trial."""
+
+    run_id: str
+    params: dict[str, str]
+    tags: dict[str, str]
+    mirrored: int  # last iteration written
+
+
+@dataclass
+class MLflowMirror:
+    """Writes the runs of one sweep into MLflow; only the driver does, in batches.
+
+    ``flush`` may be called with the same runs any number of times: points that are there are not
+    written again. What is there is asked of MLflow itself (tag ``mirrored_iteration``), so a killed
+    driver, an emptied database or another server need no bookkeeping of ours.
+    """
+
+    uri: str
+    sweep: str
+    home: Path
+    home_id: str
+    findings: tuple[int, ...] = ()
+    _client: Any = None
+    _inode: int | None = None
+    _experiment: str = ""
+    _parent: str = ""
+    _children: dict[str, _Child] = field(default_factory=dict)
+
+    def flush(self, runs: Sequence[Run]) -> dict[str, str]:
+        """Bring MLflow up to date with all ``runs`` of the sweep, in its order; trial id -> MLflow run id.
+
+        Runs of trials that the sweep has lost are deleted (MLflow keeps them in its bin).
+        Raises TrackingError; the next flush then starts afresh.
+        """
+        self._open()
+        try:
+            with mlflow_errors(self.uri):
+                if not self._parent:
+                    self._find()
+                for position, run in enumerate(runs):
+                    self._write(run, position)
+                for trial_id in set(self._children) - {run.trial_id for run in runs}:
+                    self._client.delete_run(self._children.pop(trial_id).run_id)
+        except TrackingError:
+            self._client, self._parent, self._children = None, "", {}
+            raise
+        return {trial_id: child.run_id for trial_id, child in self._children.items()}
+
+    def end(self, status: str) -> None:
+        """Mark the sweep's own run as FINISHED, FAILED or KILLED."""
+        if self._client is not None and self._parent:
+            with mlflow_errors(self.uri):
+                self._client.set_terminated(self._parent, status)
+
+    def forget(self) -> None:
+        """Delete what MLflow holds of this sweep of this home, before it is rebuilt."""
+        self._open()
+        with mlflow_errors(self.uri):
+            self._find()
+            for run_id in [self._parent, *(child.run_id for child in self._children.values())]:
+                self._client.delete_run(run_id)
+        self._parent, self._children = "", {}
+
+    def _open(self) -> None:
+        if self._client is None:
+            self._client = open_mlflow(self.uri)
+            self._inode = _inode(self.uri)
+        elif _inode(self.uri) != self._inode:  # SQLite would go on writing into the file that is gone
+            raise TrackingError(f"the MLflow database {self.uri} was removed or replaced while it was in use.")
+
+    def _find(self) -> None:
+        """The experiment, the sweep's own run and its children: found, or made."""
+        client = self._client
+        experiment = client.get_experiment_by_name(self.sweep)
+        if experiment is None:
+            local = self.uri.startswith("sqlite:///")
+            # Else MLflow would put an ./mlruns folder into whatever the working directory is.
+            place = (self.home / "mlflow-artifacts" / self.sweep).absolute().as_uri() if local else None
+            self._experiment = client.create_experiment(self.sweep, artifact_location=place)
+        else:
+            self._experiment = experiment.experiment_id
+            if experiment.lifecycle_stage == "deleted":
+                client.restore_experiment(self._experiment)
+        mine = f"tags.`ragen_lab.home` = '{self.home_id}'"
+        found = self._search(f"{mine} and tags.`ragen_lab.role` = 'sweep'")
+        if found:
+            self._parent = found[0].info.run_id
+            client.update_run(self._parent, status="RUNNING")
+        else:
+            tags = {"ragen_lab.home": self.home_id, "ragen_lab.role": "sweep", "findings": _words(self.findings)}
+            self._parent = client.create_run(self._experiment, run_name=self.sweep, tags=tags).info.run_id
+        self._children = {}
+        for run in self._search(f"tags.`mlflow.parentRunId` = '{self._parent}'"):
+            tags = dict(run.data.tags)
+            child = _Child(run.info.run_id, dict(run.data.params), tags, int(tags.get("mirrored_iteration", "-1")))
+            self._children[tags["trial_id"]] = child
+
+    def _search(self, query: str) -> list[Any]:
+        found: list[Any] = []
+        token = None
+        while True:
+            page = self._client.search_runs([self._experiment], query, max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
+
+    def _write(self, run: Run, position: int) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        client = self._client
+        params = {path: param_to_text(value) for path, value in run.params.items()}
+        child = self._children.get(run.trial_id)
+        if child is not None and child.params != params:
+            # Parameters are immutable in MLflow, and a sweep may ask for more iterations or another
+            # stopping policy later: its view of the trial is then a new run.
+            client.delete_run(child.run_id)
+            child = None
+        if child is None:
+            start = int(run.rows[0]["timestamp"] * 1000) if run.rows else int(time.time() * 1000)
+            fixed = {
+                "mlflow.parentRunId": self._parent,
+                "ragen_lab.home": self.home_id,
+                "trial_id": run.trial_id,
+                "config_id": run.config_id,
+                "arm": run.arm,
+                "seed": str(run.seed),
+                "findings": _words(self.findings),
+            }
+            made = client.create_run(
+                self._experiment, start_time=start, run_name=f"{run.arm} · seed {run.seed}", tags=fixed
+            )
+            child = _Child(made.info.run_id, params, dict(fixed), -1)
+            entries = [Param(path, text) for path, text in params.items()]
+            for begin in range(0, len(entries), 100):
+                client.log_batch(child.run_id, params=entries[begin : begin + 100])
+            self._children[run.trial_id] = child
+        points = [
+            Metric(metric_name(name), value, round(row["timestamp"] * 1000), int(row["iteration"]))
+            for row in run.rows
+            if row["iteration"] > child.mirrored
+            for name, value in row.items()
+            if name not in ("iteration", "timestamp")
+        ]
+        for begin in range(0, len(points), _BATCH):
+            client.log_batch(child.run_id, metrics=points[begin : begin + _BATCH])
+        child.mirrored = max(child.mirrored, len(run.rows) - 1)
+        tags = {
+            "position": str(position),
+            "status": run.status,
+            "stop_reason": run.stop_reason or "",
+            "stop_iteration": "" if run.stop_iteration is None else str(run.stop_iteration),
+            "provenance": json.dumps(run.provenance),
+            "mirrored_iteration": str(child.mirrored),
+        }
+        changed = {key: value for key, value in tags.items() if child.tags.get(key, "") != value}
+        if changed:
+            client.log_batch(child.run_id, tags=[RunTag(key, value) for key, value in changed.items()])
+            if "status" in changed:
+                self._set_status(child.run_id, run)
+            child.tags.update(changed)
+
+    def _set_status(self, run_id: str, run: Run) -> None:
+        status = STATUS_IN_MLFLOW[run.status]
+        if status in ("FINISHED", "FAILED", "KILLED"):
+            end = int(run.rows[-1]["timestamp"] * 1000) if run.rows else None
+            self._client.set_terminated(run_id, status, end)
+        else:
+            self._client.update_run(run_id, status=status)
+
+
+def serve_ui(home: Path, port: int, say: Callable[[str], None]) -> int:
+    """Serve the MLflow pages of a home on the loopback interface until interrupted; the exit code.
+
+    ``say`` is told the address. Raises HomeError where there is nothing to show.
+    """
+    file = home / "mlflow.db"
+    if not file.is_file():
+        raise HomeError(f"{home} holds no MLflow database yet. Run a sweep first, or name another --home.")
+    environment = {
+        **os.environ,
+        **{key: os.environ.get(key, value) for key, value in _MLFLOW_QUIET.items()},
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # two processes instead of ten
+    }
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", default_uri(home),
+               "--default-artifact-root", (home / "mlflow-artifacts").absolute().as_uri(),
+               "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]  # fmt: skip
+    say(f"http://127.0.0.1:{port}")
+    with subprocess.Popen(command, env=environment) as server:
+        try:
+            return server.wait()
+        except KeyboardInterrupt:
+            server.terminate()
+            server.wait()
+            return 0
+
+
+def _words(numbers: Iterable[int]) -> str:
+    return ", ".join(str(number) for number in numbers)

@@ -1,0 +1,384 @@
+"""The write side: what a trial folder promises, and what its mirror in MLflow does."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragen_lab.config import RunConfig
+from ragen_lab.errors import CheckpointError, TrackingError, TrialLocked
+from ragen_lab.runs import Run, from_mlflow
+from ragen_lab.track import (
+    FolderTracker,
+    MemoryTracker,
+    MLflowMirror,
+    decode_row,
+    default_uri,
+    encode_row,
+    is_locked,
+    list_checkpoints,
+    locked,
+    metric_name,
+    open_mlflow,
+    param_from_text,
+    param_to_text,
+    read_done,
+    read_provenance,
+    read_rows,
+    write_done,
+    write_provenance,
+)
+
+CFG = RunConfig().with_overrides({"train.keep_checkpoints": 2})
+
+
+def tracker(folder: Path, cfg: RunConfig = CFG) -> FolderTracker:
+    return FolderTracker(folder, cfg)
+
+
+def fill(folder: Path, rows: int, every: int = 2) -> FolderTracker:
+    made = tracker(folder)
+    assert made.resume(load) is None
+    for i in range(rows):
+        made.log(i, {"eval/success": i / 10})
+        made.trajectories(i, [{"reply": f"of {i}"}])
+        if i % every == 0:
+            made.checkpoint(i, lambda path, i=i: path.write_text(f"state {i}") and None)
+    return made
+
+
+def load(path: Path) -> str:
+    return path.read_text()
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats() | st.integers(-(2**40), 2**40)))
+def test_rows_survive_json(row: dict[str, float]) -> None:
+    """Pitfall 22: NaN and the infinities are recorded, and the file is JSON that any reader takes."""
+    line = encode_row(row)
+    json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    found = decode_row(line)
+    assert {key: repr(value) for key, value in found.items()} == {key: repr(value) for key, value in row.items()}
+
+
+@given(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text())
+def test_params_survive_mlflow(value: Any) -> None:
+    assert repr(param_from_text(param_to_text(value))) == repr(value)
+
+
+def test_params_are_readable() -> None:
+    found = [param_to_text(value) for value in ("std", 0.25, None, True, 8, "123", "cuda:0")]
+    assert found == ["std", "0.25", "null", "true", "8", '"123"', "cuda:0"]
+
+
+def test_metric_names() -> None:
+    assert metric_name("eval/success") == "eval/success"
+    assert metric_name("a(b)?ü") == "a_b___"
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def test_rows_are_one_per_iteration(tmp_path: Path) -> None:
+    for made in (tracker(tmp_path / "a"), MemoryTracker()):
+        made.resume(load)
+        made.log(0, {"x": math.nan})
+        with pytest.raises(ValueError, match="one row per iteration"):
+            made.log(0, {"x": 1.0})
+        with pytest.raises(ValueError, match="one row per iteration"):
+            made.log(2, {"x": 1.0})
+        assert [row["iteration"] for row in made.rows] == [0]
+    (row,) = read_rows(tmp_path / "a" / "metrics.jsonl")
+    assert math.isnan(row["x"])
+    assert row["timestamp"] == round(row["timestamp"], 3)
+
+
+def test_resume_cuts_back_to_the_newest_checkpoint(tmp_path: Path) -> None:
+    fill(tmp_path, 6)  # checkpoints at 0, 2, 4; rows 0..5
+    again = tracker(tmp_path)
+    assert len(again.rows) == 6
+    assert again.resume(load) == "state 4"
+    assert [row["iteration"] for row in again.rows] == [0, 1, 2, 3, 4]
+    assert read_rows(tmp_path / "metrics.jsonl") == again.rows
+    replies = [json.loads(line)["reply"] for line in (tmp_path / "trajectories.jsonl").read_text().splitlines()]
+    assert replies == [f"of {i}" for i in range(5)]
+    again.log(5, {"eval/success": 1.0})
+    assert read_rows(tmp_path / "metrics.jsonl")[-1]["eval/success"] == 1.0
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    fill(tmp_path, 7)
+    assert [iteration for iteration, _ in list_checkpoints(tmp_path)] == [4, 6]
+
+
+@pytest.mark.parametrize("harm", ["truncate", "delete", "manifest", "flip"])
+def test_a_damaged_checkpoint_is_skipped_and_told(tmp_path: Path, harm: str) -> None:
+    fill(tmp_path, 5)
+    newest = list_checkpoints(tmp_path)[-1][1]
+    state = newest / "state"
+    match harm:
+        case "truncate":
+            os.truncate(state, 3)
+        case "delete":
+            state.unlink()
+        case "manifest":
+            (newest / "MANIFEST.json").unlink()
+        case "flip":
+            state.write_text("state 9")
+    again = tracker(tmp_path)
+    assert again.resume(load) == "state 2"
+    assert len(again.rows) == 3
+    assert "iteration 4 cannot be used" in again.notes[0]
+    assert "older one" in again.notes[0]
+
+
+def test_a_checkpoint_that_its_reader_refuses_is_skipped(tmp_path: Path) -> None:
+    fill(tmp_path, 5)
+
+    def choosy(path: Path) -> str:
+        if load(path) == "state 4":
+            raise CheckpointError("made by another trainer")
+        return load(path)
+
+    again = tracker(tmp_path)
+    assert again.resume(choosy) == "state 2"
+    assert "another trainer" in again.notes[0]
+
+
+def test_a_checkpoint_without_its_rows_is_not_used(tmp_path: Path) -> None:
+    """A power cut may lose rows that were not yet on the disk: there must be no hole in the history."""
+    fill(tmp_path, 5)
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
+    again = tracker(tmp_path)
+    assert again.resume(load) == "state 2"
+
+
+def test_no_usable_checkpoint_means_from_the_start(tmp_path: Path) -> None:
+    fill(tmp_path, 2, every=5)
+    for _, folder in list_checkpoints(tmp_path):
+        (folder / "state").unlink()
+    again = tracker(tmp_path)
+    assert again.resume(load) is None
+    assert again.rows == []
+    assert read_rows(tmp_path / "metrics.jsonl") == []
+
+
+def test_torn_lines_end_the_history(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    file = tmp_path / "metrics.jsonl"
+    whole = file.read_text()
+    file.write_text(whole + '{"iteration": 3, "eval/su')
+    assert len(read_rows(file)) == 3
+    file.write_text(whole + '{"iteration": 4}\n')  # a hole
+    assert len(read_rows(file)) == 3
+    file.write_text(whole + '{"iteration": 3, "x": "maybe"}\n')
+    assert len(read_rows(file)) == 3
+    file.write_text(whole + '{"iteration": 3, "eval/su')
+    again = tracker(tmp_path)
+    again.log(3, {"x": 1.0})  # even without a resume, a torn line does not run into the next
+    assert [row["iteration"] for row in read_rows(file)] == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    made = fill(tmp_path, 1)
+
+    def full(path: Path) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        made.checkpoint(0, full)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000000"]
+    assert tracker(tmp_path).resume(load) == "state 0"
+
+
+def test_a_state_may_be_a_folder(tmp_path: Path) -> None:
+    made = tracker(tmp_path)
+    made.resume(load)
+    made.log(0, {})
+
+    def save(path: Path) -> None:
+        path.mkdir()
+        (path / "weights").write_text("w")
+
+    made.checkpoint(0, save)
+    assert tracker(tmp_path).resume(lambda path: (path / "weights").read_text()) == "w"
+
+
+def test_a_used_folder_never_continues_another_config(tmp_path: Path) -> None:
+    """Pitfall 21: the config hash decides, whatever the folder is called."""
+    fill(tmp_path, 2)
+    tracker(tmp_path, CFG.with_overrides({"train.iterations": 400, "detect.on_collapse": "continue"}))
+    with pytest.raises(CheckpointError, match="never continued under another config"):
+        tracker(tmp_path, CFG.with_overrides({"optim.lr": 0.5}))
+
+
+def test_done_and_provenance(tmp_path: Path) -> None:
+    assert read_done(tmp_path) is None
+    write_done(tmp_path, "collapsed", 7, "why", None)
+    done = read_done(tmp_path)
+    assert done is not None
+    assert (done["status"], done["iteration"], done["reason"]) == ("collapsed", 7, "why")
+    assert read_provenance(tmp_path) == {}
+    write_provenance(tmp_path, 0)
+    write_provenance(tmp_path, 3)
+    found = read_provenance(tmp_path)
+    assert (found["from_iteration"], found["sessions"], found["code_versions"]) == (3, 2, 1)
+    assert {"ragen_lab", "torch", "commit", "python"} <= set(found)
+
+
+def _hold(file: Path, ready: Any, release: Any) -> None:
+    with locked(file):
+        ready.set()
+        release.wait(30)
+
+
+def test_the_lock_is_exclusive_and_dies_with_its_holder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready, release = context.Event(), context.Event()
+    file = tmp_path / "lock"
+    holder = context.Process(target=_hold, args=(file, ready, release))
+    assert not is_locked(file)
+    holder.start()
+    assert ready.wait(30)
+    assert is_locked(file)
+    with pytest.raises(TrialLocked, match=f"process {holder.pid}"), locked(file, wait=0.3):
+        pass
+    holder.kill()
+    holder.join()
+    with locked(file):
+        pass
+
+
+# --- the mirror -----------------------------------------------------------------------------------
+
+
+def a_run(rows: int = 3, arm: str = "keep_ratio=0.5", seed: int = 0, status: str = "running", **knobs: Any) -> Run:
+    cfg = CFG.with_overrides({"seed": seed, **knobs})
+    made = tuple(
+        {"iteration": i, "timestamp": 1.7e9 + i, "eval/success": i / 10, "bad": [math.nan, math.inf, -math.inf][i % 3]}
+        for i in range(rows)
+    )
+    return Run(cfg.trial_id(), cfg.config_id(), "s", arm, seed, cfg.flat(), made, status, provenance={"commit": "abc"})
+
+
+def points(uri: str, run_id: str, metric: str) -> list[tuple[int, str]]:
+    client = open_mlflow(uri)
+    return [(point.step, repr(point.value)) for point in client.get_metric_history(run_id, metric)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose database is migrated once."""
+    home = tmp_path_factory.mktemp("mlflow-home")
+    open_mlflow(default_uri(home))
+    return home
+
+
+def mirror(home: Path, sweep: str, home_id: str = "h") -> MLflowMirror:
+    return MLflowMirror(default_uri(home), sweep, home, home_id, (4,))
+
+
+def test_the_mirror_writes_nothing_twice(server: Path) -> None:
+    """Idempotence: another flush, another process's mirror, and a flush that goes on, all without duplicates.
+    Pitfall 22: NaN and infinities arrive."""
+    first = mirror(server, "twice")
+    ids = first.flush([a_run(2)])
+    assert first.flush([a_run(2)]) == ids
+    assert mirror(server, "twice").flush([a_run(4, status="finished")]) == ids
+    (run_id,) = ids.values()
+    uri = default_uri(server)
+    assert points(uri, run_id, "eval/success") == [(0, "0.0"), (1, "0.1"), (2, "0.2"), (3, "0.3")]
+    assert [value for _, value in points(uri, run_id, "bad")][0] == "nan"
+    (read,) = from_mlflow(uri, "twice").runs
+    assert repr([row["bad"] for row in read.rows]) == "[nan, inf, -inf, nan]"
+    assert read.params == a_run().params
+
+
+def test_points_written_by_a_driver_that_died_before_its_note(server: Path) -> None:
+    """The same key, step, value and time again is no second point, NaN included."""
+    uri = default_uri(server)
+    (run_id,) = mirror(server, "died").flush([a_run(3)]).values()
+    open_mlflow(uri).set_tag(run_id, "mirrored_iteration", "0")
+    mirror(server, "died").flush([a_run(3)])
+    assert len(points(uri, run_id, "eval/success")) == 3
+    assert len(points(uri, run_id, "bad")) == 3
+
+
+def test_what_a_stranger_sees(server: Path) -> None:
+    runs = [
+        a_run(3, "keep_ratio=0.5", 0, "collapsed"),
+        a_run(3, "random_drop", 1, "finished", **{"filter.kind": "random"}),
+    ]
+    first = mirror(server, "seen")
+    ids = first.flush(runs)
+    first.end("FINISHED")
+    client = open_mlflow(default_uri(server))
+    run = client.get_run(ids[runs[0].trial_id])
+    assert run.info.run_name == "keep_ratio=0.5 · seed 0"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["filter.keep_ratio"] == "0.25"
+    tags = run.data.tags
+    assert (tags["arm"], tags["seed"], tags["status"], tags["findings"]) == ("keep_ratio=0.5", "0", "collapsed", "4")
+    assert (tags["trial_id"], tags["config_id"]) == (runs[0].trial_id, runs[0].config_id)
+    parent = client.get_run(tags["mlflow.parentRunId"])
+    assert (parent.info.run_name, parent.info.status) == ("seen", "FINISHED")
+
+
+def test_another_view_of_a_trial_is_another_run(server: Path) -> None:
+    """Parameters are immutable in MLflow: growing a sweep replaces its run, and old trials leave it."""
+    before = mirror(server, "grown").flush([a_run(3), a_run(3, seed=1)])
+    after = mirror(server, "grown").flush([a_run(5, **{"train.iterations": 400})])
+    assert set(before) > set(after)
+    assert not set(before.values()) & set(after.values())
+    (read,) = from_mlflow(default_uri(server), "grown").runs
+    assert (len(read.rows), read.params["train.iterations"]) == (5, 400)
+
+
+def test_two_homes_on_one_server(server: Path) -> None:
+    mirror(server, "shared", "one").flush([a_run(3), a_run(5, seed=1)])
+    mirror(server, "shared", "two").flush([a_run(4)])
+    assert sorted(len(run.rows) for run in from_mlflow(default_uri(server), "shared").runs) == [4, 5]
+    mirror(server, "shared", "two").forget()
+    assert sorted(len(run.rows) for run in from_mlflow(default_uri(server), "shared").runs) == [3, 5]
+
+
+def test_a_database_that_goes_while_in_use_is_noticed(tmp_path: Path) -> None:
+    """SQLite itself would silently write on into the deleted file."""
+    kept = mirror(tmp_path, "gone")
+    kept.flush([a_run(3)])
+    for file in tmp_path.glob("mlflow.db*"):
+        file.unlink()
+    with pytest.raises(TrackingError, match="removed or replaced"):
+        kept.flush([a_run(4)])
+
+
+def test_an_unreachable_server_is_told_quickly() -> None:
+    lost = MLflowMirror("http://127.0.0.1:9", "s", Path("/nowhere"), "h")
+    began = time.monotonic()
+    with pytest.raises(TrackingError, match="http://127.0.0.1:9"):
+        lost.flush([a_run(2)])
+    assert time.monotonic() - began < 20
+
+
+def test_first_start_of_several_at_once(tmp_path: Path) -> None:
+    """Two first initialisations of one MLflow database fail with a duplicate column: ours take turns."""
+    code = f"from ragen_lab.track import open_mlflow; open_mlflow({default_uri(tmp_path)!r}).search_experiments()"
+    started = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in started:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
