@@ -1,2 +1,3 @@
 from ragen_lab.cli import main
+
 main()

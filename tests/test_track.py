@@ -303,7 +303,7 @@ def test_the_mirror_writes_nothing_twice(server: Path) -> None:
     (run_id,) = ids.values()
     uri = default_uri(server)
     assert points(uri, run_id, "eval/success") == [(0, "0.0"), (1, "0.1"), (2, "0.2"), (3, "0.3")]
-    assert [value for _, value in points(uri, run_id, "bad")][0] == "nan"
+    assert points(uri, run_id, "bad")[0] == (0, "nan")
     (read,) = from_mlflow(uri, "twice").runs
     assert repr([row["bad"] for row in read.rows]) == "[nan, inf, -inf, nan]"
     assert read.params == a_run().params
@@ -370,7 +370,7 @@ def test_a_database_that_goes_while_in_use_is_noticed(tmp_path: Path) -> None:
 def test_an_unreachable_server_is_told_quickly() -> None:
     lost = MLflowMirror("http://127.0.0.1:9", "s", Path("/nowhere"), "h")
     began = time.monotonic()
-    with pytest.raises(TrackingError, match="http://127.0.0.1:9"):
+    with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9"):
         lost.flush([a_run(2)])
     assert time.monotonic() - began < 20
 

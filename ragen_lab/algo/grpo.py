@@ -1,6 +1,6 @@
 """Group-relative advantages (GRPO, Shao et al., arXiv 2402.03300, section 4.1).
 
-    A_i = (R_i - mean(R)) / std(R)      within the group of one prompt, the same for all model tokens of i
+A_i = (R_i - mean(R)) / std(R)      within the group of one prompt, the same for all model tokens of i
 """
 
 from __future__ import annotations

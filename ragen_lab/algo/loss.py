@@ -23,7 +23,7 @@ def log_ratio(new_N: Tensor, old_N: Tensor) -> Tensor:
 def policy_loss(new_N: Tensor, old_N: Tensor, advantages_N: Tensor, algo: AlgoSection) -> tuple[Tensor, Tensor]:
     """(loss [N], ratio [N]).
 
-        L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)),  and for A < 0:  min(L, -A dual_clip)
+    L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)),  and for A < 0:  min(L, -A dual_clip)
     """
     ratio_N = log_ratio(new_N, old_N).exp()
     free_N = -advantages_N * ratio_N

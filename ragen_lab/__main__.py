@@ -1,0 +1,6 @@
+"""``python -m ragen_lab`` is ``ragen-lab``."""
+
+from ragen_lab.cli import main
+
+if __name__ == "__main__":
+    main()

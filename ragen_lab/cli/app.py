@@ -1,0 +1,313 @@
+"""All commands. Everything heavy is imported inside the command that needs it, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="ragen-lab",
+    help="Sweeps, collapse detection and honest reports for multi-turn reinforcement learning of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Home = Annotated[
+    Path, typer.Option("--home", envvar="RAGEN_LAB_HOME", help="Folder of results: trials, ledger, MLflow database.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Where the report goes [default: reports/out/NAME.html].")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=v", help="Override a knob, or a key of a sweep page. May be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script; words for people go to stderr.")]
+HOME = Path(".ragen-lab")
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line and exit; what the user can mend is told without a traceback."""
+    from ragen_lab.errors import CheckpointError, ConfigError, HomeError, NotBuilt, TrackingError, TrialLocked
+
+    try:
+        app(args)
+    except (ConfigError, NotBuilt, HomeError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except (TrialLocked, TrackingError, CheckpointError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from ragen_lab import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="The sweep page, for example sweeps/quickstart.yaml.")],
+    set_: Sets = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show trials, cost and warnings, and run nothing.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="A pool of processes on this machine instead of Ray.")] = False,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=0, help="Local processes; 0 = in this one, for a debugger.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", help="A running Ray cluster; its machines must share the home.")
+    ] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Run every arm and seed of a sweep page, then write its report. Repeat the command to resume.
+
+    Examples:
+
+    ragen-lab sweep sweeps/quickstart.yaml
+
+    ragen-lab sweep sweeps/quickstart.yaml --plan --set seeds=5
+
+    ragen-lab sweep sweeps/quickstart.yaml --local --set train.iterations=10 --json
+    """
+    from ragen_lab.sweep.drive import Options, describe, own_terminal, plan_as_json, run_sweep
+    from ragen_lab.sweep.plan import make_plan
+    from ragen_lab.sweep.spec import load_sweep
+
+    spec = load_sweep(file, _overrides(set_))
+    if plan:
+        planned = make_plan(spec, home)
+        print(json.dumps(plan_as_json(planned)) if as_json else describe(planned))
+        return
+    engine = "local" if local or workers is not None else "ray"
+    options = Options(home, engine, workers, address, _typed(), out=out)  # type: ignore[arg-type]
+    _finish(run_sweep(spec, options, own_terminal()), as_json)
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="The experiment page, for example experiments/frozen_lake_grpo.yaml.")],
+    set_: Sets = None,
+    out: Out = None,
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Train one run in this process. Repeat the command to resume.
+
+    Example: ragen-lab run experiments/frozen_lake_grpo.yaml --set train.iterations=10 --set seed=1
+    """
+    from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
+    from ragen_lab.sweep.spec import one_run
+
+    options = Options(home, "local", 0, command=_typed(), out=out)
+    _finish(run_sweep(one_run(file, _overrides(set_)), options, own_terminal()), as_json)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A sweep page or an experiment page.")],
+    set_: Sets = None,
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Say everything that is wrong with a page, and what may spoil its conclusions. Runs nothing.
+
+    Example: ragen-lab check sweeps/quickstart.yaml
+    """
+    from ragen_lab.sweep.drive import describe, plan_as_json
+    from ragen_lab.sweep.plan import make_plan
+    from ragen_lab.sweep.spec import load_page
+
+    planned = make_plan(load_page(file, _overrides(set_)), home)
+    if as_json:
+        print(json.dumps({"file": str(file), "ok": True, **plan_as_json(planned)}))
+    else:
+        print(f"{file}: no faults.\n{describe(planned, brief=True)}")
+
+
+@app.command()
+def report(
+    sweep: Annotated[str, typer.Argument(help="Name of a sweep in the home.")],
+    out: Out = None,
+    mlflow: Annotated[
+        str | None, typer.Option("--mlflow", metavar="URI", help="Read an MLflow server instead of the home.")
+    ] = None,
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Judge the runs of a sweep and write its report, without running anything.
+
+    Example: ragen-lab report quickstart
+    """
+    from ragen_lab.sweep.drive import report_of
+
+    written = report_of(home, sweep, out, uri=mlflow)
+    print(json.dumps({"sweep": sweep, "report": str(written)}) if as_json else written)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="envs, detectors, metrics, algorithms, filters, knobs or sweeps.")],
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Name what there is, one sentence each.
+
+    Example: ragen-lab list metrics
+    """
+    from ragen_lab.cli.listing import entries
+
+    found = entries(what, home)
+    if as_json:
+        print(json.dumps(found))
+        return
+    width = max((len(entry["name"]) for entry in found), default=0)
+    for entry in found:
+        print(f"{entry['name']:<{width}}  {entry['about']}")
+
+
+@app.command("eval")
+def eval_(
+    env: Annotated[str, typer.Option("--env", help="Name of an environment; see `ragen-lab list envs`.")],
+    actions: Annotated[int, typer.Option("--actions", min=1, help="Actions per episode at most.")],
+    reference: Annotated[bool, typer.Option("--reference", help="The random, fixed-string and optimal lines.")] = False,
+    levels: Annotated[int, typer.Option("--levels", min=1, help="Evaluation levels.")] = 256,
+    set_: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """How well random play, the best fixed action string and optimal play do on the evaluation levels.
+
+    Example: ragen-lab eval --env frozen_lake --reference --actions 10 --set env.slip=0 --json
+    """
+    from ragen_lab.env.reference import reference_lines
+    from ragen_lab.errors import NotBuilt
+    from ragen_lab.sweep.spec import env_section
+
+    if not reference:
+        raise NotBuilt("eval: evaluating a policy is not built in this version; allowed: --reference.")
+    lines = reference_lines(env_section(env, _overrides(set_)), actions, levels)
+    found = {
+        "env": env,
+        "actions": actions,
+        "levels": levels,
+        "random": lines.random,
+        "fixed_string": lines.fixed_string,
+        "optimal": lines.optimal,
+    }
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(f"{env}: success on {levels} evaluation levels with at most {actions} actions")
+    for name in ("random", "fixed_string", "optimal"):
+        value = found[name]
+        print(f"  {name:<13}{'-' if value is None else f'{value:.4f}'}  {lines.how.get(name, '')}")
+
+
+@app.command()
+def show(
+    sweep: Annotated[str, typer.Argument(help="Name of a sweep in the home.")],
+    arm: Annotated[str | None, typer.Option("--arm", help="Only this arm.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Only this seed.")] = None,
+    iteration: Annotated[int | None, typer.Option("--iteration", help="Default: the last that is stored.")] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Trajectories per run at most.")] = 2,
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Read what the model said and did in evaluation.
+
+    Example: ragen-lab show quickstart --arm keep_ratio=0.5 --seed 0
+    """
+    from ragen_lab.cli.listing import trajectories
+
+    found = trajectories(home, sweep, arm, seed, iteration, count)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for entry in found:
+        who = f"{entry['arm']} · seed {entry['seed']} · iteration {entry['iteration']}"
+        print(f"--- {who} · reward {entry['reward']:g} · {entry['stop']}")
+        for number, turn in enumerate(entry["turns"], start=1):
+            print(f"[turn {number}]\n{turn['observation']}\n> {turn['reply']}")
+            did = " ".join(turn["actions"]) or "nothing"
+            print(f"  did: {did} (reward {turn['reward']:g}, penalty {turn['penalty']:g})")
+
+
+@app.command()
+def sync(
+    sweep: Annotated[str, typer.Argument(help="Name of a sweep in the home.")],
+    home: Home = HOME,
+) -> None:
+    """Rebuild what MLflow shows of a sweep from the home, which is the truth.
+
+    Example: ragen-lab sync quickstart
+    """
+    from ragen_lab.sweep.drive import sync as rebuild
+
+    count, uri = rebuild(home, sweep)
+    print(f"{count} runs of {sweep} written to {uri}")
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 5000,
+    home: Home = HOME,
+) -> None:
+    """Open the MLflow pages of the home on this machine only. Ctrl-C ends it.
+
+    Example: ragen-lab ui --port 5001
+    """
+    from ragen_lab.track import serve_ui
+
+    sys.exit(serve_ui(home, port, lambda url: print(f"MLflow: {url} (Ctrl-C to end)", flush=True)))
+
+
+@app.command()
+def doctor(as_json: AsJson = False, home: Home = HOME) -> None:
+    """Look at this installation and the home, and say what would not work.
+
+    Example: ragen-lab doctor
+    """
+    from ragen_lab.cli.listing import examine
+
+    found = examine(home)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        for entry in found:
+            print(f"{'ok  ' if entry['ok'] else 'FAIL'}  {entry['name']:<12}{entry['about']}")
+    sys.exit(0 if all(entry["ok"] for entry in found) else 1)
+
+
+def _overrides(texts: list[str] | None) -> dict[str, Any]:
+    from ragen_lab.sweep.spec import parse_sets
+
+    return parse_sets(texts or [])
+
+
+def _typed() -> str:
+    return shlex.join(["ragen-lab", *sys.argv[1:]])
+
+
+def _finish(finished: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(finished.result), flush=True)
+    sys.exit(finished.exit_code)

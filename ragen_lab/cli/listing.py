@@ -1,0 +1,172 @@
+"""What ``list``, ``show`` and ``doctor`` print, as plain data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, get_args
+
+from ragen_lab.config import ENV_SECTIONS, AlgoSection, FilterSection, RunConfig, Section, flatten, knobs, suggest
+from ragen_lab.errors import ConfigError, HomeError, TrackingError
+from ragen_lab.metrics import METRICS
+
+Entry = dict[str, Any]
+
+
+def entries(what: str, home: Path) -> list[Entry]:
+    """Name and sentence of everything of one kind. Raises ConfigError for an unknown kind."""
+    kinds: dict[str, Callable[[], list[Entry]]] = {
+        "envs": _envs,
+        "detectors": _detectors,
+        "metrics": _metrics,
+        "algorithms": lambda: _choices(AlgoSection, "name"),
+        "filters": lambda: _choices(FilterSection, "kind"),
+        "knobs": _knobs,
+        "sweeps": lambda: _sweeps(home),
+    }
+    if what not in kinds:
+        hint = suggest(what, list(kinds))
+        raise ConfigError("list", [f"{what!r} cannot be listed.{hint} Allowed: {', '.join(kinds)}."])
+    return kinds[what]()
+
+
+def _envs() -> list[Entry]:
+    found = []
+    for name, section in ENV_SECTIONS.items():
+        fields = section.model_fields
+        own = [field for field in fields if field != "name"]
+        found.append({"name": name, "about": fields["name"].description, "knobs": own})
+    return found
+
+
+def _detectors() -> list[Entry]:
+    from ragen_lab.detect import DETECTORS
+
+    return [{"name": name, "about": detector.doc} for name, detector in DETECTORS.items()]
+
+
+def _metrics() -> list[Entry]:
+    return [{"name": m.name, "about": m.sentence, "unit": m.unit, "better": m.better} for m in METRICS.values()]
+
+
+def _choices(section: type[Section], field: str) -> list[Entry]:
+    """The values of a knob that takes one of a few words; its sentence explains each as 'word' (words)."""
+    info = section.model_fields[field]
+    text = info.description or ""
+    found = []
+    for name in get_args(info.annotation):
+        told = re.search(rf"'{name}' (.+?)(?=, '|\.$)", text)
+        found.append({"name": name, "about": told[1].strip("()") if told else text})
+    return found
+
+
+def _knobs() -> list[Entry]:
+    defaults = RunConfig().flat()
+    for name, section in ENV_SECTIONS.items():
+        defaults.update({f"env.{key}": value for key, value in flatten(section().model_dump()).items() if name})
+    defaults["env.name"] = RunConfig().env.name
+    return [
+        {"name": path, "about": f"{sentence} [default: {json.dumps(defaults[path])}]", "default": defaults[path]}
+        for path, sentence in knobs().items()
+    ]
+
+
+def _sweeps(home: Path) -> list[Entry]:
+    from ragen_lab.runs import open_ledger_for_reading
+
+    ledger = open_ledger_for_reading(home)
+    try:
+        rows = ledger.execute(
+            "SELECT name, file, (SELECT count(*) FROM sweep_trials WHERE sweep = name) AS trials "
+            "FROM sweeps ORDER BY name"
+        )
+        return [{"name": row["name"], "about": f"{row['trials']} trials, from {row['file']}"} for row in rows]
+    finally:
+        ledger.close()
+
+
+def trajectories(
+    home: Path, sweep: str, arm: str | None, seed: int | None, iteration: int | None, count: int
+) -> list[Entry]:
+    """Stored trajectories of a sweep's runs: the last stored iteration of each unless one is named."""
+    from ragen_lab.runs import from_home, read_trajectories
+
+    runs = from_home(home, sweep).runs
+    faults = []
+    if arm is not None and arm not in (arms := sorted({run.arm for run in runs})):
+        faults.append(f"--arm: no arm {arm!r}.{suggest(arm, arms)} There are: {', '.join(arms)}.")
+    if seed is not None and seed not in (seeds := sorted({run.seed for run in runs})):
+        faults.append(f"--seed: no seed {seed}. There are: {', '.join(map(str, seeds))}.")
+    if faults:
+        raise ConfigError(sweep, faults)
+    found = []
+    for run in runs:
+        if arm not in (None, run.arm) or seed not in (None, run.seed):
+            continue
+        stored = [entry for entry in read_trajectories(home, run.trial_id) if entry["iteration"] < len(run.rows)]
+        wanted = iteration if iteration is not None else max((entry["iteration"] for entry in stored), default=None)
+        mine = [entry for entry in stored if entry["iteration"] == wanted][:count]
+        found += [{"trial_id": run.trial_id, "arm": run.arm, "seed": run.seed, **entry} for entry in mine]
+    if not found:
+        raise ConfigError(sweep, ["no trajectories are stored for this choice; see track.trajectories and eval.every."])
+    return found
+
+
+_NEEDED = ("torch", "transformers", "ray", "mlflow", "pydantic", "numpy", "scipy", "plotly", "typer", "rich")
+
+
+def examine(home: Path) -> list[Entry]:
+    """One entry per thing that must work: name, ok, and what was found or what to do."""
+    found = [_entry("python", sys.version_info >= (3, 11), f"{sys.version.split()[0]} (3.11 or newer is needed)")]
+    for name in _NEEDED:
+        try:
+            found.append(_entry(name, True, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            found.append(_entry(name, False, "not installed; install ragen-lab again"))
+    found.append(_torch())
+    found += _home(home)
+    return found
+
+
+def _entry(name: str, ok: bool, about: str) -> Entry:
+    return {"name": name, "ok": ok, "about": about}
+
+
+def _torch() -> Entry:
+    try:
+        torch = import_module("torch")
+    except (ImportError, OSError) as error:
+        return _entry("device", False, f"torch cannot be loaded: {error}")
+    if torch.cuda.is_available():
+        return _entry("device", True, f"{torch.cuda.device_count()} GPU(s), {torch.cuda.get_device_name(0)}")
+    return _entry("device", True, f"CPU ({os.cpu_count()} cores)")
+
+
+def _home(home: Path) -> list[Entry]:
+    from ragen_lab.sweep.ledger import Ledger
+    from ragen_lab.track import default_uri, open_mlflow
+
+    place = home.absolute()
+    if not place.exists():
+        return [_entry("home", True, f"{place} is not there yet; the first sweep makes it")]
+    free = shutil.disk_usage(place).free / 2**30
+    found = [_entry("disk", free > 1, f"{free:.1f} GiB free at {place}" + ("" if free > 1 else "; make some space"))]
+    try:
+        ledger = Ledger(place)
+        found.append(_entry("home", True, f"{place}: {len(ledger.sweep_names())} sweeps"))
+        ledger.close()
+    except HomeError as error:
+        found.append(_entry("home", False, str(error)))
+    if (place / "mlflow.db").exists():
+        try:
+            open_mlflow(default_uri(place))
+            found.append(_entry("mlflow.db", True, default_uri(place)))
+        except TrackingError as error:
+            found.append(_entry("mlflow.db", False, f"{error}; `ragen-lab sync SWEEP` rebuilds it after it is deleted"))
+    return found

@@ -1,0 +1,1 @@
+"""Sweeps: from one declarative page to finished trials, whichever engine runs them."""

@@ -1,0 +1,296 @@
+"""What the driver knows of its trials while they run: rows as they arrive, status, time left.
+
+Workers write only into their folders; the driver follows those files. That works alike for a process
+beside it and for a machine of a cluster that shares the home.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ragen_lab.config import RunConfig
+from ragen_lab.detect import Panel
+from ragen_lab.runs import Run, View, durable, look, run_of
+from ragen_lab.sweep.plan import Plan
+from ragen_lab.sweep.spec import Trial
+from ragen_lab.sweep.worker import STAGE_FILE, TrialResult
+from ragen_lab.track import METRICS_FILE, Row, decode_row, read_json, read_provenance, trial_folder
+
+SUCCESS = "eval/success"
+
+
+class Tail:
+    """Follows one metrics.jsonl; each row gets the ``detect/`` flags of this sweep's config."""
+
+    def __init__(self, file: Path, cfg: RunConfig) -> None:
+        self.file, self.cfg = file, cfg
+        self._begin()
+
+    def _begin(self) -> None:
+        self.rows: list[Row] = []
+        self._offset, self._inode = 0, -1
+        self._panel = Panel(self.cfg.detect, self.cfg.train.iterations)
+
+    def poll(self) -> None:
+        """Take what has been added. A file that was cut back and rewritten is read anew."""
+        try:
+            with self.file.open("rb") as handle:
+                inode = self.file.stat().st_ino
+                if inode != self._inode:
+                    self._begin()
+                    self._inode = inode
+                handle.seek(self._offset)
+                fresh = handle.read()
+        except FileNotFoundError:
+            return
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        for line in whole.decode("utf-8", errors="replace").splitlines():
+            try:
+                row = decode_row(line)
+            except ValueError:
+                return
+            if row.get("iteration") != len(self.rows) or len(self.rows) > self.cfg.train.iterations:
+                return
+            plain = {key: value for key, value in row.items() if not key.startswith("detect/")}
+            self.rows.append({**plain, **self._panel.update(plain)})
+        self._offset += len(whole)
+
+
+@dataclass
+class Entry:
+    """One trial on the board."""
+
+    trial: Trial
+    folder: Path
+    view: View
+    reused: bool
+    tail: Tail
+    running: bool = False
+    stage: str = ""
+    tries: int = 0
+    result: TrialResult | None = None
+    began: int = 0  # rows there when this session started on it
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Row] | tuple[Row, ...]:
+        return self.tail.rows if self.running else self.view.rows
+
+    @property
+    def status(self) -> str:
+        return "running" if self.running else self.view.status
+
+    def pace(self) -> float | None:
+        """Seconds per iteration in this session."""
+        stamps = [row["timestamp"] for row in self.tail.rows[self.began :][-11:]]
+        return (stamps[-1] - stamps[0]) / (len(stamps) - 1) if len(stamps) > 1 else None
+
+
+class Board:
+    """All trials of a sweep. The engine's events, the follower and the mirror meet here, under one lock."""
+
+    def __init__(self, plan: Plan, home: Path) -> None:
+        self.sweep = plan.sweep.name
+        self.lock = threading.Lock()
+        self.entries: dict[str, Entry] = {}
+        for planned in plan.trials:
+            trial = planned.trial
+            folder = trial_folder(home, trial.trial_id)
+            tail = Tail(folder / METRICS_FILE, trial.cfg)
+            self.entries[trial.trial_id] = Entry(
+                trial, folder, planned.view, planned.view.done, tail, provenance=read_provenance(folder)
+            )
+
+    def started(self, trial_id: str) -> None:
+        with self.lock:
+            entry = self.entries[trial_id]
+            entry.running, entry.tries = True, entry.tries + 1
+            entry.tail.poll()
+            entry.began = len(entry.tail.rows)
+
+    def ended(self, trial_id: str, result: TrialResult | None) -> None:
+        with self.lock:
+            self._settle(self.entries[trial_id], result)
+
+    def settle(self) -> None:
+        """After the engine has gone: what the folders say of every trial that is not done."""
+        with self.lock:
+            for entry in self.entries.values():
+                if not entry.view.done:
+                    self._settle(entry, entry.result)
+
+    @staticmethod
+    def _settle(entry: Entry, result: TrialResult | None) -> None:
+        entry.running, entry.result, entry.stage = False, result, ""
+        entry.view = look(entry.folder, entry.trial.cfg)
+        entry.provenance = read_provenance(entry.folder)
+
+    def poll(self) -> None:
+        """Read what the running trials have written since."""
+        with self.lock:
+            for entry in self.entries.values():
+                if entry.running:
+                    entry.tail.poll()
+                    entry.began = min(entry.began, len(entry.tail.rows))
+                    stage = None if entry.tail.rows else read_json(entry.folder / STAGE_FILE)
+                    entry.stage = f"{stage['stage']} {stage['step'] / stage['steps']:.0%}" if stage else ""
+
+    def runs(self) -> list[Run]:
+        """The runs as the mirror may write them: of a trial that is not done, only rows that a resume keeps."""
+        with self.lock:
+            found = []
+            for entry in self.entries.values():
+                view = entry.view
+                if not view.done:
+                    view = durable(replace(view, rows=tuple(entry.rows), status=entry.status), entry.folder)
+                    if entry.running and not entry.provenance:
+                        entry.provenance = read_provenance(entry.folder)
+                found.append(run_of(view, entry.trial.cfg, self.sweep, entry.trial.arm, entry.provenance))
+            return found
+
+    # --- for people ---
+
+    def counts(self) -> str:
+        """'5 of 9 done, 2 running, 1 failed'."""
+        with self.lock:
+            states = [entry.status for entry in self.entries.values()]
+            done = sum(entry.view.done for entry in self.entries.values())
+        collapsed = states.count("collapsed")
+        words = [f"{done} of {len(states)} trials done" + (f" ({collapsed} stopped as collapsed)" if collapsed else "")]
+        words += [f"{states.count(state)} {state}" for state in ("running", "failed") if state in states]
+        return ", ".join(words)
+
+    def seconds_left(self) -> float | None:
+        """Until the whole sweep is done, at the present pace and number of running trials."""
+        with self.lock:
+            entries = list(self.entries.values())
+            running = [entry for entry in entries if entry.running]
+            paces = [pace for entry in entries if (pace := entry.pace()) is not None]
+            if not running or not paces:
+                return None
+            typical = sum(paces) / len(paces)
+            left = 0.0
+            for entry in entries:
+                failed = entry.result is not None and entry.result.status == "failed" and not entry.running
+                if not entry.view.done and not failed:
+                    left += _remaining(entry) * (entry.pace() or typical)
+            longest = max(_remaining(entry) * (entry.pace() or typical) for entry in running)
+            return max(longest, left / len(running))
+
+    def table(self, height: int) -> RenderableType:
+        """The live table: running trials first, then what ended last, as many as fit."""
+        with self.lock:
+            entries = sorted(self.entries.values(), key=lambda entry: (not entry.running, not entry.view.done))
+            shown = entries if len(entries) + 6 <= height else entries[: max(3, height - 7)]
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            for name in ("arm", "seed", "iteration", "success", "status", "time left"):
+                table.add_column(name, justify="left" if name in ("arm", "status") else "right", no_wrap=name != "arm")
+            for entry in shown:
+                table.add_row(*_cells(entry))
+            hidden = len(entries) - len(shown)
+        left = self.seconds_left()
+        foot = self.counts() + (f" · about {duration(left)} left" if left is not None else "")
+        more = [Text(f"... and {hidden} more", style="dim")] if hidden else []
+        return Group(table, *more, Text(foot, style="bold"))
+
+    def line(self) -> str:
+        """The same as one plain line."""
+        with self.lock:
+            running = [_phrase(entry) for entry in self.entries.values() if entry.running]
+        left = self.seconds_left()
+        words = [self.counts(), *running] + ([f"about {duration(left)} left"] if left is not None else [])
+        return " · ".join(words)
+
+
+def _remaining(entry: Entry) -> int:
+    return entry.trial.cfg.train.iterations - max(0, len(entry.rows) - 1)
+
+
+def last_value(rows: list[Row] | tuple[Row, ...], metric: str) -> float | None:
+    """The newest value of a metric."""
+    return next((row[metric] for row in reversed(rows) if metric in row), None)
+
+
+def _cells(entry: Entry) -> tuple[str | Text, ...]:
+    iteration, asked = len(entry.rows) - 1, entry.trial.cfg.train.iterations
+    success = last_value(entry.rows, SUCCESS)
+    pace = entry.pace()
+    left = duration(_remaining(entry) * pace) if entry.running and pace is not None else ""
+    styles = {"running": "cyan", "collapsed": "yellow", "failed": "red", "finished": "green"}
+    status = entry.stage or entry.status
+    if entry.status == "collapsed":
+        status = f"collapsed at {entry.view.stop_iteration}"
+    if entry.reused:
+        status += " (there already)"
+    elif entry.tries > 1:
+        status += f" (attempt {entry.tries})"
+    return (
+        Text(entry.trial.arm),
+        str(entry.trial.seed),
+        f"{iteration}/{asked}" if iteration >= 0 else f"-/{asked}",
+        "" if success is None else f"{success:.3f}",
+        Text(status, style=styles.get(entry.status, "dim")),
+        left,
+    )
+
+
+def _phrase(entry: Entry) -> str:
+    success = last_value(entry.rows, SUCCESS)
+    where = entry.stage or f"{max(0, len(entry.rows) - 1)}/{entry.trial.cfg.train.iterations}"
+    reached = "" if success is None else f" success {success:.3f}"
+    return f"{entry.trial.arm} seed {entry.trial.seed}: {where}{reached}"
+
+
+def duration(seconds: float) -> str:
+    """'45 s', '12 min', '3.5 h'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Follower:
+    """Keeps the board up to date and shows it: a table that redraws itself, or a plain line now and then."""
+
+    def __init__(self, board: Board, console: Console, live: bool, every: float = 20.0) -> None:
+        self.board, self.console, self.every = board, console, every
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True, name="follower")
+        self._live: Live | None = None
+        if live:
+            self._live = Live(
+                get_renderable=lambda: board.table(console.size.height),
+                console=console,
+                refresh_per_second=2,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                transient=False,
+            )
+
+    def __enter__(self) -> Follower:
+        if self._live is not None:
+            self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        if self._live is not None:
+            self._live.stop()
+
+    def _follow(self) -> None:
+        told = time.monotonic()
+        while not self._end.wait(0.5):
+            self.board.poll()
+            if self._live is None and time.monotonic() - told >= self.every:
+                told = time.monotonic()
+                self.console.print(self.board.line(), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,197 @@
+"""The ledger of a home: which sweeps there are, which trials they ask for, and what was attempted.
+
+One SQLite file, written by drivers only. The trial folders hold the results; the ledger holds who
+asked for what. Its view ``runs`` is what ``ragen_lab.runs`` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ragen_lab.errors import HomeError
+from ragen_lab.runs import LEDGER_FILE
+from ragen_lab.sweep.spec import Sweep, Trial
+from ragen_lab.track import locked
+
+LEDGER_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE sweeps (
+    name TEXT PRIMARY KEY, file TEXT NOT NULL, findings TEXT NOT NULL, warnings TEXT NOT NULL,
+    command TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL, mirrored TEXT);
+CREATE TABLE trials (trial_id TEXT PRIMARY KEY, config_id TEXT NOT NULL, created REAL NOT NULL);
+CREATE TABLE sweep_trials (
+    sweep TEXT NOT NULL REFERENCES sweeps(name), trial_id TEXT NOT NULL REFERENCES trials(trial_id),
+    position INTEGER NOT NULL, arm TEXT NOT NULL, seed INTEGER NOT NULL, iterations INTEGER NOT NULL,
+    on_collapse TEXT NOT NULL, config TEXT NOT NULL, mlflow_run_id TEXT, PRIMARY KEY (sweep, trial_id));
+CREATE TABLE attempts (
+    id INTEGER PRIMARY KEY, sweep TEXT NOT NULL, trial_id TEXT NOT NULL, started REAL NOT NULL, ended REAL,
+    status TEXT NOT NULL, pid INTEGER, host TEXT NOT NULL, iteration INTEGER, error TEXT);
+CREATE INDEX attempts_of_trial ON attempts (trial_id);
+CREATE VIEW runs AS
+    SELECT t.sweep, t.position, t.trial_id, trials.config_id, t.arm, t.seed, t.iterations, t.on_collapse,
+           t.config, t.mlflow_run_id
+    FROM sweep_trials AS t JOIN trials ON trials.trial_id = t.trial_id;
+"""
+
+
+@contextmanager
+def _home_errors(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        if isinstance(error, HomeError):
+            raise
+        raise HomeError(
+            f"the home folder {home} cannot be written: {error}. Free some space or permissions there, or name "
+            f"another folder with --home; then run the same command again. What was logged before is safe."
+        ) from error
+
+
+class Ledger:
+    """A connection of one thread. Every change is one transaction. Raises HomeError."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        with _home_errors(home):
+            home.mkdir(parents=True, exist_ok=True)
+            with locked(home / "ledger.lock", wait=60, what="ledger"):  # two first starts at once
+                self._database = self._open(home / LEDGER_FILE)
+        self.home_id = str(self._value("home_id"))
+
+    def _open(self, file: Path) -> sqlite3.Connection:
+        database = sqlite3.connect(file, timeout=60, isolation_level=None)
+        database.row_factory = sqlite3.Row
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")  # a few writes per trial: durable costs nothing here
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version > LEDGER_VERSION:
+            raise HomeError(
+                f"{file} was written by a newer ragen-lab (ledger version {version}, this one knows "
+                f"{LEDGER_VERSION}). Upgrade ragen-lab, or name another folder with --home."
+            )
+        if version == 0:
+            made = f"INSERT INTO meta VALUES ('home_id', '{uuid.uuid4().hex}');"
+            database.executescript(f"BEGIN;{_SCHEMA}{made}PRAGMA user_version = {LEDGER_VERSION};COMMIT;")
+        return database
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _value(self, key: str) -> str:
+        row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return str(row["value"])
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with _home_errors(self.home):
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+    def record_sweep(self, sweep: Sweep, warnings: Sequence[str], command: str) -> None:
+        """What the sweep asks for now; trials that its page no longer names leave the sweep, not the home."""
+        now = time.time()
+        with self._change() as database:
+            database.execute(
+                "INSERT INTO sweeps (name, file, findings, warnings, command, created, updated) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET file = excluded.file, "
+                "findings = excluded.findings, warnings = excluded.warnings, command = excluded.command, "
+                "updated = excluded.updated",
+                (sweep.name, sweep.file, json.dumps(sweep.findings), json.dumps(list(warnings)), command, now, now),
+            )
+            kept = [trial.trial_id for trial in sweep.trials]
+            known = {
+                row["trial_id"]
+                for row in database.execute("SELECT trial_id FROM sweep_trials WHERE sweep = ?", (sweep.name,))
+            }
+            for gone in known.difference(kept):
+                database.execute("DELETE FROM sweep_trials WHERE sweep = ? AND trial_id = ?", (sweep.name, gone))
+            for position, trial in enumerate(sweep.trials):
+                self._record_trial(database, sweep, position, trial, now)
+            # A driver that was killed left its attempts open; we hold the sweep's lock, so they are over.
+            database.execute(
+                "UPDATE attempts SET status = 'lost', ended = ? WHERE sweep = ? AND ended IS NULL", (now, sweep.name)
+            )
+
+    @staticmethod
+    def _record_trial(database: sqlite3.Connection, sweep: Sweep, position: int, trial: Trial, now: float) -> None:
+        cfg = trial.cfg
+        database.execute(
+            "INSERT INTO trials VALUES (?, ?, ?) ON CONFLICT (trial_id) DO NOTHING",
+            (trial.trial_id, cfg.config_id(), now),
+        )
+        database.execute(
+            "INSERT INTO sweep_trials (sweep, trial_id, position, arm, seed, iterations, on_collapse, config) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sweep, trial_id) DO UPDATE SET "
+            "position = excluded.position, arm = excluded.arm, iterations = excluded.iterations, "
+            "on_collapse = excluded.on_collapse, config = excluded.config",
+            (
+                sweep.name,
+                trial.trial_id,
+                position,
+                trial.arm,
+                trial.seed,
+                cfg.train.iterations,
+                cfg.detect.on_collapse,
+                cfg.model_dump_json(),
+            ),
+        )
+
+    def attempt_started(self, sweep: str, trial_id: str, pid: int | None, host: str | None = None) -> int:
+        """Open an attempt; its number."""
+        with self._change() as database:
+            cursor = database.execute(
+                "INSERT INTO attempts (sweep, trial_id, started, status, pid, host) VALUES (?, ?, ?, 'running', ?, ?)",
+                (sweep, trial_id, time.time(), pid, host or socket.gethostname()),
+            )
+            return int(cursor.lastrowid or 0)
+
+    def attempt_ended(self, attempt: int, status: str, iteration: int | None, error: str | None) -> None:
+        with self._change() as database:
+            database.execute(
+                "UPDATE attempts SET ended = ?, status = ?, iteration = ?, error = ? WHERE id = ?",
+                (time.time(), status, iteration, error, attempt),
+            )
+
+    def attempts(self, trial_id: str) -> list[dict[str, Any]]:
+        """Every attempt at a trial, oldest first."""
+        rows = self._database.execute("SELECT * FROM attempts WHERE trial_id = ? ORDER BY id", (trial_id,))
+        return [dict(row) for row in rows]
+
+    def record_mirror(self, sweep: str, run_ids: Mapping[str, str], state: str) -> None:
+        """Remember the MLflow runs of a sweep's trials and, as ``state``, what was written to them."""
+        with self._change() as database:
+            for trial_id, run_id in run_ids.items():
+                database.execute(
+                    "UPDATE sweep_trials SET mlflow_run_id = ? WHERE sweep = ? AND trial_id = ?",
+                    (run_id, sweep, trial_id),
+                )
+            database.execute("UPDATE sweeps SET mirrored = ? WHERE name = ?", (state, sweep))
+
+    def mirror_state(self, sweep: str) -> str | None:
+        row = self._database.execute("SELECT mirrored FROM sweeps WHERE name = ?", (sweep,)).fetchone()
+        return None if row is None else row["mirrored"]
+
+    def run_ids(self, sweep: str) -> dict[str, str]:
+        """Trial id -> MLflow run id, where one is known."""
+        rows = self._database.execute(
+            "SELECT trial_id, mlflow_run_id FROM sweep_trials WHERE sweep = ? AND mlflow_run_id IS NOT NULL", (sweep,)
+        )
+        return {row["trial_id"]: row["mlflow_run_id"] for row in rows}
+
+    def sweep_names(self) -> list[str]:
+        return [row["name"] for row in self._database.execute("SELECT name FROM sweeps ORDER BY name")]

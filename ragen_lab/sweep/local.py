@@ -1,0 +1,233 @@
+"""The local engine: a pool of kept worker processes, or no process at all.
+
+Each worker has a pipe of its own, so that one killed in the middle of a message harms no other. A worker
+that dies is replaced and its trial goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragen_lab.errors import ConfigError
+from ragen_lab.sweep.worker import RETRIES, TrialRequest, TrialResult, record_failure, run_trial
+
+if TYPE_CHECKING:  # generic for the type checker only
+    Channel = Connection[Any, Any]
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Event:
+    """What an engine tells the driver: an attempt at a trial has started, or has ended."""
+
+    kind: str  # started | ended | retried
+    request: TrialRequest
+    pid: int | None = None
+    result: TrialResult | None = None  # of ended and retried
+
+
+OnEvent = Callable[[Event], None]
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that this process may use, without loading a GPU library."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is not None:
+        return [name for name in asked.split(",") if name.strip() and name.strip() != "-1"]
+    return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+
+
+def slots(cpus: float, gpus: float, workers: int | None = None) -> list[str]:
+    """One entry per trial that may run at a time: its CUDA_VISIBLE_DEVICES ("" = no GPU).
+
+    Raises ConfigError where the machine has not what one trial asks for.
+    """
+    count = max(1, int(cores() / cpus)) if workers is None else workers
+    if gpus == 0:
+        return [""] * count
+    devices = visible_gpus()
+    if len(devices) < gpus:
+        what = f"asks for {gpus:g} per trial, but {len(devices)} are visible here"
+        raise ConfigError("resources.gpus", [f"{what}. Use resources.gpus 0, or run where there are GPUs."])
+    if gpus >= 1:
+        each = int(gpus)
+        found = [",".join(devices[i : i + each]) for i in range(0, len(devices) - each + 1, each)]
+    else:
+        found = [device for device in devices for _ in range(int(1 / gpus))]
+    return found[:count]
+
+
+def run(
+    requests: Sequence[TrialRequest],
+    on_event: OnEvent,
+    stop: threading.Event,
+    *,
+    cpus: float = 1,
+    gpus: float = 0,
+    workers: int | None = None,
+) -> dict[str, TrialResult]:
+    """Run every request; trial id -> result. Trials cut off by ``stop`` have none.
+
+    ``workers``: processes; None = one per ``cpus`` cores, 0 = in this process, one after the other.
+    Raises KeyboardInterrupt where the user does; the workers are gone then.
+    """
+    if workers == 0:
+        return _in_process(requests, on_event, stop)
+    places = slots(cpus, gpus, workers)[: len(requests)]
+    pool = _Pool(places, on_event)
+    try:
+        return pool.run(requests, stop)
+    finally:
+        pool.kill()
+
+
+def _in_process(requests: Sequence[TrialRequest], on_event: OnEvent, stop: threading.Event) -> dict[str, TrialResult]:
+    results: dict[str, TrialResult] = {}
+    for request in requests:
+        for attempt in range(RETRIES + 1):
+            if stop.is_set():
+                return results
+            on_event(Event("started", request, os.getpid()))
+            result = run_trial(request)
+            again = result.status == "failed" and attempt < RETRIES
+            on_event(Event("retried" if again else "ended", request, os.getpid(), result))
+            if not again:
+                results[request.trial_id] = result
+                break
+    return results
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    pipe: Channel
+    life: int
+    place: str
+    request: TrialRequest | None = None
+
+    def close(self) -> None:
+        self.pipe.close()
+        os.close(self.life)
+
+
+class _Pool:
+    def __init__(self, places: Sequence[str], on_event: OnEvent) -> None:
+        self.on_event = on_event
+        self.workers = [_start(place) for place in places]
+
+    def run(self, requests: Sequence[TrialRequest], stop: threading.Event) -> dict[str, TrialResult]:
+        waiting = deque(requests)
+        tries: dict[str, int] = {}
+        results: dict[str, TrialResult] = {}
+        while len(results) < len(requests) and not stop.is_set():
+            for worker in self.workers:
+                if worker.request is None and waiting:
+                    self._give(worker, waiting.popleft())
+            ready = wait([worker.pipe for worker in self.workers if worker.request is not None], timeout=0.2)
+            for worker in [worker for worker in self.workers if worker.pipe in ready]:
+                request = worker.request
+                assert request is not None
+                result = self._take(worker, request)
+                tries[request.trial_id] = tries.get(request.trial_id, 0) + 1
+                again = result.status == "failed" and tries[request.trial_id] <= RETRIES
+                self.on_event(Event("retried" if again else "ended", request, result.pid or None, result))
+                if again:
+                    waiting.appendleft(request)
+                else:
+                    results[request.trial_id] = result
+        return results
+
+    def _give(self, worker: _Worker, request: TrialRequest) -> None:
+        worker.request = request
+        with suppress(OSError):  # it died while idle: reading its pipe will say so, and a new one gets the trial
+            worker.pipe.send(request)
+        self.on_event(Event("started", request, worker.process.pid))
+
+    def _take(self, worker: _Worker, request: TrialRequest) -> TrialResult:
+        """The worker's answer; a dead worker is replaced and its death is the answer."""
+        try:
+            result: TrialResult = worker.pipe.recv()
+        except (EOFError, OSError):
+            code = worker.process.wait()
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            result = record_failure(request, f"the worker process {how}{hint}; the trial's log.txt may say more")
+            worker.close()
+            fresh = _start(worker.place)
+            worker.process, worker.pipe, worker.life = fresh.process, fresh.pipe, fresh.life
+        worker.request = None
+        return result
+
+    def kill(self) -> None:
+        """End the workers at once: what matters is on disk, and half-written files are never read."""
+        for worker in self.workers:
+            worker.process.kill()
+        for worker in self.workers:
+            worker.process.wait()
+            worker.close()
+
+
+def _start(place: str) -> _Worker:
+    """A fresh interpreter at the other end of a pipe.
+
+    Not a ``multiprocessing.Process``: that would run the user's main script once more in every worker.
+    """
+    ours, theirs = Pipe()
+    life, held = os.pipe()  # the driver holds one end open; the worker ends when it closes, however that comes
+    environment = {
+        **os.environ,
+        **dict.fromkeys(THREADS, "1"),
+        "CUDA_VISIBLE_DEVICES": place,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
+    numbers = (theirs.fileno(), life)
+    code = f"from ragen_lab.sweep.local import serve; serve{numbers}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment,
+        pass_fds=numbers,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    theirs.close()
+    os.close(life)
+    return _Worker(process, ours, held, place)
+
+
+def serve(pipe_number: int, life: int) -> None:
+    """A worker's life: take a request, run it, answer, until the driver is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides
+    threading.Thread(target=_end_with_driver, args=(life,), daemon=True).start()
+    pipe: Channel = Connection(pipe_number)
+    while True:
+        try:
+            request = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(run_trial(request))
+
+
+def _end_with_driver(life: int) -> None:
+    """A killed driver takes its workers along: they would go on holding locks and cores."""
+    os.read(life, 1)  # returns when the other end is closed
+    os._exit(1)

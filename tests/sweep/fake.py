@@ -1,0 +1,82 @@
+"""A trainer with the face of the real one and no model: a seeded random walk with a checkpoint.
+
+Arms with a keep ratio of 0.25 lose their success half-way, so that the real detectors stop them.
+Every iteration that is computed leaves a line in ``<home>/calls.log``. Files in the home make trouble:
+``fail-<trial>`` an exception (as often as the number in it), ``die-<trial>`` a killed process (once).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ragen_lab.config import RunConfig
+from ragen_lab.detect import Panel
+from ragen_lab.errors import CheckpointError
+from ragen_lab.track import Outcome, Tracker
+
+LEAK = {"calls": 0}  # state that a kept process carries over; a trial must not depend on it
+
+
+def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int, int], None] | None = None) -> Outcome:
+    LEAK["calls"] += 1
+    name = cfg.trial_id()
+    print("a word of the trainer")
+    if progress is not None:
+        progress(1, 1)
+    rng = random.Random(cfg.seed * 1000 + round(cfg.filter.keep_ratio * 100) + (cfg.filter.kind == "random"))
+    state = {"iteration": -1, "walk": 0.3}
+
+    def load(path: Path) -> dict:
+        try:
+            found = json.loads(path.read_text())
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
+        rng.setstate((found["rng"][0], tuple(found["rng"][1]), found["rng"][2]))
+        return found
+
+    def save(path: Path) -> None:
+        path.write_text(json.dumps({**state, "rng": rng.getstate()}))
+
+    state.update(tracker.resume(load) or {})
+    panel = Panel(cfg.detect, cfg.train.iterations, tracker.rows)
+    stops = cfg.detect.on_collapse == "stop"
+    for iteration in range(state["iteration"] + 1, cfg.train.iterations + 1):
+        if stops and panel.stop is not None:
+            break
+        _trouble(home, name, iteration)
+        with (home / "calls.log").open("a") as calls:
+            calls.write(f"{name} {iteration} {os.getpid()}\n")
+        time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
+        state["iteration"] = iteration
+        state["walk"] = min(1.0, max(0.0, state["walk"] + rng.uniform(-0.01, 0.03)))
+        metrics = {"rollout/reward_mean": state["walk"], "train/noise": rng.random() + random.random() * 0}
+        if iteration == 1:
+            metrics["train/explained_variance"] = float("-inf")
+        if iteration % cfg.eval.every == 0:
+            lost = cfg.filter.keep_ratio == 0.25 and iteration > 3
+            metrics["eval/success"] = 0.0 if lost else state["walk"]
+        metrics |= panel.update({"iteration": float(iteration), **metrics})
+        tracker.log(iteration, metrics)
+        if iteration % cfg.train.checkpoint_every == 0 or iteration == cfg.train.iterations or (stops and panel.stop):
+            tracker.checkpoint(iteration, save)
+    if stops and panel.stop is not None:
+        return Outcome("collapsed", panel.stop.iteration, panel.stop.reason)
+    return Outcome("finished", cfg.train.iterations)
+
+
+def _trouble(home: Path, name: str, iteration: int) -> None:
+    fail, die = home / f"fail-{name}", home / f"die-{name}"
+    if iteration == 3 and fail.exists():
+        left = int(fail.read_text())
+        if left > 0:
+            fail.write_text(str(left - 1))
+            raise RuntimeError("made to fail\nsecond line")
+    if iteration == 3 and die.exists():
+        die.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)

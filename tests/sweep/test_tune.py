@@ -1,0 +1,75 @@
+"""The Ray engine: the same numbers as the local one, kept workers, retries, a quiet terminal."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ragen_lab.runs import from_home
+from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep.spec import Sweep
+from tests.sweep.conftest import calls, numbers, start_driver
+
+Make = Callable[..., Sweep]
+Drive = Callable[..., tuple[Finished, str]]
+
+
+def test_ray_equals_local(sweep_of: Make, drive: Drive, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Pitfall 19: bit-equal under Ray and in this process, with one worker killed and one trial failing on the
+    way; every iteration once; nothing of Ray's on the terminal, nothing left in the temporary folder."""
+    home = tmp_path / "ray"
+    home.mkdir()
+    sweep = sweep_of(seeds=3)
+    (home / f"die-{sweep.trials[0].trial_id}").write_text("")
+    (home / f"fail-{sweep.trials[1].trial_id}").write_text("9")
+    finished, text = drive(sweep, home, engine="ray")
+    assert finished.exit_code == 1
+    statuses = {trial["trial_id"]: trial["status"] for trial in finished.result["trials"]}
+    assert statuses.pop(sweep.trials[1].trial_id) == "failed"
+    assert set(statuses.values()) == {"finished", "collapsed"}
+    assert "made to fail" in text
+    assert "Ray worker process" in text
+    assert set(calls(home).values()) == {1}
+    drive(sweep, tmp_path / "local")
+    local = {run.trial_id: numbers(run.rows) for run in from_home(tmp_path / "local", "tested")}
+    for run in from_home(home, "tested"):
+        if run.status != "failed":
+            assert numbers(run.rows) == local[run.trial_id]
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    assert "ray" not in captured.out.lower()
+    assert not list(Path(tempfile.gettempdir()).glob(f"ragen-ray-{__import__('os').getpid()}-*"))
+
+
+def test_an_interrupt_under_ray(write: Callable[..., Path], tmp_path: Path) -> None:
+    """Ctrl-C ends a Ray sweep at once, and the local engine goes on from what Ray's workers wrote."""
+    home, file = tmp_path / "home", write()
+    driver = start_driver(tmp_path, file, home, "ray", sleep=0.3)
+    deadline = time.monotonic() + 90
+    while sum(calls(home).values()) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    asked = time.monotonic()
+    driver.send_signal(2)
+    _, errors = driver.communicate(timeout=60)
+    assert time.monotonic() - asked < 20
+    assert driver.returncode == 130, errors
+    assert "Interrupted" in errors
+    assert "Traceback" not in errors
+    again = start_driver(tmp_path, file, home)
+    _, errors = again.communicate(timeout=60)
+    assert again.returncode == 0, errors
+
+
+def test_a_budget_under_ray(sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    monkeypatch.setenv("FAKE_SLEEP", "3")
+    finished, text = drive(sweep_of(budget__minutes=0.2), engine="ray")
+    assert finished.exit_code == 0
+    assert "budget of 0.2 minutes is over" in text
+    assert not {trial["status"] for trial in finished.result["trials"]} & {"finished", "failed"}

@@ -1,0 +1,154 @@
+"""One trial: what is there is used, what is missing is computed once, what goes wrong is told."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ragen_lab.runs import look
+from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.worker import STAGE_FILE, TrialRequest, run_trial
+from ragen_lab.track import LOCK_FILE, list_checkpoints, locked, read_done, read_rows, trial_folder
+from tests.sweep.conftest import FAKE, calls, numbers
+
+Make = Callable[..., Sweep]
+
+
+def request_of(sweep: Sweep, home: Path, index: int = 0) -> TrialRequest:
+    trial = sweep.trials[index]
+    home.mkdir(exist_ok=True)
+    return TrialRequest(trial.trial_id, trial.arm, trial.seed, trial.cfg, str(home), FAKE, patience=0.2)
+
+
+def rows_of(request: TrialRequest) -> list[dict[str, str]]:
+    return numbers(read_rows(trial_folder(Path(request.home), request.trial_id) / "metrics.jsonl"))
+
+
+def test_a_trial_is_computed_once(sweep_of: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    request = request_of(sweep_of(), tmp_path)
+    result = run_trial(request)
+    assert (result.status, result.iteration, result.error) == ("finished", 8, None)
+    again = run_trial(request)
+    assert (again.status, again.iteration) == ("finished", 8)
+    assert set(calls(tmp_path).values()) == {1}
+    folder = trial_folder(tmp_path, request.trial_id)
+    assert "a word of the trainer" in (folder / "log.txt").read_text()
+    assert "a word of the trainer" not in capfd.readouterr().out
+    assert (read_done(folder) or {})["status"] == "finished"
+    assert not (folder / STAGE_FILE).exists()
+
+
+def test_stop_then_shadow_then_growth_are_one_run(sweep_of: Make, tmp_path: Path) -> None:
+    """A stopped trial is continued in shadow and then grown: every iteration computed once, as if in one go."""
+    page = {"axes.filter.keep_ratio": [0.25], "seeds": 1}
+    stopped = run_trial(request_of(sweep_of(**page, on_collapse="stop"), tmp_path))
+    assert stopped.status == "collapsed"
+    assert stopped.stop_iteration == stopped.iteration < 8
+    shadow = run_trial(request_of(sweep_of(**page, on_collapse="continue"), tmp_path))
+    assert (shadow.status, shadow.iteration) == ("finished", 8)
+    grown = request_of(sweep_of(**page, on_collapse="continue", train__iterations=12), tmp_path)
+    assert run_trial(grown).iteration == 12
+    assert set(calls(tmp_path).values()) == {1}
+    again = run_trial(request_of(sweep_of(**page, on_collapse="stop"), tmp_path))
+    assert (again.status, again.iteration) == ("collapsed", stopped.iteration)
+    other = request_of(sweep_of(**page, on_collapse="continue", train__iterations=12), tmp_path / "other")
+    run_trial(other)
+    flags = ("detect/",)  # the flags of rows 0..8 belong to the horizon they were logged under
+    strip = [{k: v for k, v in row.items() if not k.startswith(flags)} for row in rows_of(other)]
+    assert strip == [{k: v for k, v in row.items() if not k.startswith(flags)} for row in rows_of(grown)]
+    views = [look(trial_folder(Path(r.home), r.trial_id), r.cfg) for r in (other, grown)]
+    assert numbers(views[0].rows) == numbers(views[1].rows)
+
+
+def test_a_failure_is_told_and_resumes(sweep_of: Make, tmp_path: Path) -> None:
+    """Pitfall 20 for the machinery: after a failure the trial equals an uninterrupted one."""
+    request = request_of(sweep_of(), tmp_path)
+    (tmp_path / f"fail-{request.trial_id}").write_text("1")
+    failed = run_trial(request)
+    folder = trial_folder(tmp_path, request.trial_id)
+    assert (failed.status, failed.iteration) == ("failed", 2)
+    assert failed.error == f"RuntimeError: made to fail (the traceback is in {folder / 'log.txt'})"
+    assert "Traceback" in (folder / "log.txt").read_text()
+    assert (read_done(folder) or {})["status"] == "failed"
+    assert look(folder, request.cfg).status == "failed"
+    assert run_trial(request).status == "finished"
+    assert set(calls(tmp_path).values()) == {1}  # checkpoint at 2, failure at 3
+    undisturbed = request_of(sweep_of(), tmp_path / "other")
+    run_trial(undisturbed)
+    assert rows_of(request) == rows_of(undisturbed)
+
+
+def test_a_damaged_checkpoint_is_told(sweep_of: Make, tmp_path: Path) -> None:
+    request = request_of(sweep_of(), tmp_path)
+    (tmp_path / f"fail-{request.trial_id}").write_text("1")
+    run_trial(request)
+    folder = trial_folder(tmp_path, request.trial_id)
+    (list_checkpoints(folder)[-1][1] / "state").write_text("{")
+    result = run_trial(request)
+    assert result.status == "finished"
+    assert "checkpoint of iteration 2 cannot be used" in result.notes[0]
+    assert calls(tmp_path)[(request.trial_id, 1)] == 2
+
+
+def test_a_kept_process_equals_a_fresh_one(sweep_of: Make, tmp_path: Path) -> None:
+    """Pitfall 19: what an earlier trial leaves in the process changes nothing for the next."""
+    sweep = sweep_of()
+    alone = request_of(sweep, tmp_path / "alone", 2)
+    run_trial(alone)
+    os.environ.pop("LEFT_BEHIND", None)
+    for index in (1, 0, 2):
+        random.seed(index)
+        kept = request_of(sweep, tmp_path / "kept", index)
+        run_trial(kept)
+    assert rows_of(kept) == rows_of(alone)
+    noisy = replace(kept, trainer="tests.sweep.test_worker:litter", home=str(tmp_path / "litter"))
+    (tmp_path / "litter").mkdir()
+    before = Path.cwd()
+    run_trial(noisy)
+    assert "LEFT_BEHIND" not in os.environ
+    assert Path.cwd() == before
+
+
+def litter(*args: object) -> None:
+    os.environ["LEFT_BEHIND"] = "yes"
+    os.chdir("/")
+    raise RuntimeError("that was all")
+
+
+def test_a_trial_that_another_process_holds(sweep_of: Make, tmp_path: Path) -> None:
+    request = request_of(sweep_of(), tmp_path)
+    with locked(trial_folder(tmp_path, request.trial_id) / LOCK_FILE):
+        result = run_trial(request)
+    assert result.status == "pending"
+    assert f"process {os.getpid()}" in (result.error or "")
+    assert not calls(tmp_path)
+
+
+def test_a_trainer_that_stops_short_is_no_success(sweep_of: Make, tmp_path: Path) -> None:
+    request = replace(request_of(sweep_of(), tmp_path), trainer="tests.sweep.test_worker:short")
+    result = run_trial(request)
+    assert result.status == "failed"
+    assert "0 rows of 9" in (result.error or "")
+
+
+def short(*args: object) -> object:
+    from ragen_lab.track import Outcome
+
+    return Outcome("finished", 8)
+
+
+def test_a_full_disk_is_told_plainly(sweep_of: Make, tmp_path: Path) -> None:
+    request = replace(request_of(sweep_of(), tmp_path), trainer="tests.sweep.test_worker:full_disk")
+    result = run_trial(request)
+    assert result.status == "failed"
+    assert (result.error or "").startswith("the disk is full")
+    assert "resumes" in (result.error or "")
+
+
+def full_disk(*args: object) -> None:
+    raise OSError(28, "No space left on device")
