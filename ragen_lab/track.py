@@ -16,12 +16,13 @@ import os
 import platform
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -432,6 +433,7 @@ _MLFLOW_QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # The default is seven retries with doubling waits: minutes of silence for a server that is gone.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -526,6 +528,7 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         yield
     except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        reason = reason.partition(" with exception ")[0]  # what follows is the inside of a library
         raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from error
 
 
@@ -719,13 +722,18 @@ def serve_ui(home: Path, port: int, say: Callable[[str], None]) -> int:
                "--default-artifact-root", (home / "mlflow-artifacts").absolute().as_uri(),
                "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]  # fmt: skip
     say(f"http://127.0.0.1:{port}")
-    with subprocess.Popen(command, env=environment) as server:
-        try:
-            return server.wait()
-        except KeyboardInterrupt:
-            server.terminate()
-            server.wait()
-            return 0
+    # A session of its own: the server is two processes, and both must go when we are told to.
+    server = subprocess.Popen(command, env=environment, start_new_session=True)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return server.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
 
 
 def _words(numbers: Iterable[int]) -> str:

@@ -246,3 +246,14 @@ def test_the_config_imports_no_torch():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+def test_every_algorithm_and_filter_of_the_config_is_built():
+    from typing import get_args
+
+    from ragen_lab.algo.base import ALGORITHMS
+    from ragen_lab.config import AlgoSection, FilterSection
+    from ragen_lab.filter import FILTERS
+
+    assert set(get_args(AlgoSection.model_fields["name"].annotation)) == set(ALGORITHMS)
+    assert set(get_args(FilterSection.model_fields["kind"].annotation)) == set(FILTERS)

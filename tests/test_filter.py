@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ragen_lab.config import FilterSection, RewardSection, kept_count
-from ragen_lab.filter import FILTERS, keep_groups
+from ragen_lab.filter import keep_groups
 from ragen_lab.reward import reward_matrix, spread, trajectory_reward, turn_penalty
 from ragen_lab.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -107,9 +107,3 @@ def test_reward_is_the_sum_of_turns_and_penalties():
     assert reward_matrix(groups([[1.0, 2.0]], [[-0.1, 0.0]])).tolist() == [[0.9, 2.0]]
     assert turn_penalty(True, RewardSection(format_penalty=0.3)) == 0.0
     assert turn_penalty(False, RewardSection(format_penalty=0.3)) == -0.3
-
-
-def test_every_kind_of_the_config_is_built():
-    from typing import get_args
-
-    assert set(get_args(FilterSection.model_fields["kind"].annotation)) == set(FILTERS)

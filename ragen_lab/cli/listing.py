@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from ragen_lab.config import ENV_SECTIONS, AlgoSection, FilterSection, RunConfig, Section, flatten, knobs, suggest
+from ragen_lab.config import ENV_SECTIONS, RunConfig, flatten, knobs, suggest
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
 from ragen_lab.metrics import METRICS
 
@@ -25,8 +24,8 @@ def entries(what: str, home: Path) -> list[Entry]:
         "envs": _envs,
         "detectors": _detectors,
         "metrics": _metrics,
-        "algorithms": lambda: _choices(AlgoSection, "name"),
-        "filters": lambda: _choices(FilterSection, "kind"),
+        "algorithms": _algorithms,
+        "filters": _filters,
         "knobs": _knobs,
         "sweeps": lambda: _sweeps(home),
     }
@@ -55,15 +54,16 @@ def _metrics() -> list[Entry]:
     return [{"name": m.name, "about": m.sentence, "unit": m.unit, "better": m.better} for m in METRICS.values()]
 
 
-def _choices(section: type[Section], field: str) -> list[Entry]:
-    """The values of a knob that takes one of a few words; its sentence explains each as 'word' (words)."""
-    info = section.model_fields[field]
-    text = info.description or ""
-    found = []
-    for name in get_args(info.annotation):
-        told = re.search(rf"'{name}' (.+?)(?=, '|\.$)", text)
-        found.append({"name": name, "about": told[1].strip("()") if told else text})
-    return found
+def _algorithms() -> list[Entry]:
+    from ragen_lab.algo.base import ALGORITHMS
+
+    return [{"name": name, "about": about} for name, about in ALGORITHMS.items()]
+
+
+def _filters() -> list[Entry]:
+    from ragen_lab.filter import FILTERS
+
+    return [{"name": name, "about": about} for name, (about, _) in FILTERS.items()]
 
 
 def _knobs() -> list[Entry]:

@@ -15,7 +15,7 @@ from ragen_lab.errors import ConfigError, EnvError
 from ragen_lab.policy.model import Policy
 from ragen_lab.prompt import ChatWriter, Parsed, parse_reply
 from ragen_lab.reward import turn_penalty
-from ragen_lab.rollout.engine import NativeSession, Reply
+from ragen_lab.rollout.engine import NativeSession, Reply, refuse_unsupported
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory, TrajectoryGroup, Turn
 
 
@@ -80,6 +80,7 @@ def collect(
 
     ``seed`` drives the sampling of tokens. All groups have the same number of members.
     """
+    refuse_unsupported(policy, cfg.rollout.max_context)
     members = len(dynamics_seeds[0])
     episodes: list[_Episode] = []
     prompts: list[list[int]] = []
@@ -98,8 +99,8 @@ def collect(
         raise ConfigError(
             "rollout.max_context",
             [
-                f"rollout.max_context: {cfg.rollout.max_context} is too small for a prompt of {longest} tokens and a reply "
-                f"of rollout.max_new_tokens; use at least {longest + cfg.rollout.max_new_tokens}."
+                f"rollout.max_context: {cfg.rollout.max_context} is too small for a prompt of {longest} tokens and a "
+                f"reply of rollout.max_new_tokens; use at least {longest + cfg.rollout.max_new_tokens}."
             ],
         )
     session = NativeSession(policy, len(episodes), temperature, cfg.rollout.max_new_tokens, writer.eos_ids, seed)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from ragen_lab.errors import ConfigError
 from ragen_lab.policy.model import Policy, cache_keyword, last_logits
 
 
@@ -85,6 +86,24 @@ class SlotCache(Cache):  # type: ignore[misc]
             for held in store:
                 assert held is not None
                 held[both, :, : self.length] = held[crossed, :, : self.length]
+
+
+def refuse_unsupported(policy: Policy, max_context: int) -> None:
+    """Raise ConfigError for a model whose attention the native engine cannot reproduce exactly."""
+    config = policy.model.config
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    slides = "sliding_attention" in kinds and window is not None and window < max_context
+    other = sorted(kinds - {"full_attention", "sliding_attention"})
+    if slides or other:
+        what = f"attention of kind {', '.join(other)}" if other else f"a sliding window of {window} tokens"
+        raise ConfigError(
+            "policy.model",
+            [
+                f"policy.model: this model has {what}, which the native engine does not decode. Use a model with full "
+                f"attention{'' if other else f', or rollout.max_context of at most {window}'}."
+            ],
+        )
 
 
 class NativeSession:

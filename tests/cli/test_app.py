@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from ragen_lab.cli import app, main
 from ragen_lab.sweep import drive as driving
-from tests.sweep.conftest import FAKE, ROOT, calls, importable, write  # noqa: F401 - fixtures
+from tests.sweep.conftest import FAKE, ROOT, calls
 
 Write = Callable[..., Path]
 HEAVY = ("torch", "ray", "mlflow", "transformers")
@@ -60,19 +60,21 @@ def cpu_seconds(*args: str) -> float:
     return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
 
 
-def test_help_is_instant_and_check_is_quick(write: Write) -> None:  # noqa: F811
+def test_help_is_instant_and_check_is_quick(write: Write) -> None:
     assert min(cpu_seconds("--help") for _ in range(3)) < 0.5
     assert min(cpu_seconds("check", str(write())) for _ in range(3)) < 1.5
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["list", "envs"], ["list", "detectors"], ["list", "knobs"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["list", "envs"], ["list", "detectors"], ["list", "knobs"]]
+)
 def test_nothing_heavy_is_loaded(args: list[str]) -> None:
     done = fresh(*args)
     assert done.returncode == 0
     assert done.stderr.splitlines()[-1] == "LOADED"
 
 
-def test_check_plan_and_report_load_nothing_heavy(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+def test_check_plan_and_report_load_nothing_heavy(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
     page = str(write())
     assert cli("sweep", page, "--workers", "0", "--set", "track.mlflow=false")[0] == 0
     out = str(tmp_path / "out.html")
@@ -90,7 +92,7 @@ def test_every_command_has_help_with_an_example() -> None:
         assert "ragen-lab " + name in (command.help or ""), name
 
 
-def test_sweep_json(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+def test_sweep_json(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
     page = str(write())
     code, out, err = cli("sweep", page, "--workers", "2", "--json")
     assert code == 0
@@ -110,7 +112,7 @@ def test_sweep_json(write: Write, cli: Callable[..., Any], tmp_path: Path) -> No
     assert set(calls(tmp_path / "home").values()) == {1}
 
 
-def test_report_sync_and_list_of_what_was_run(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+def test_report_sync_and_list_of_what_was_run(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
     cli("sweep", str(write()), "--workers", "0")
     code, out, _ = cli("report", "tested", "--json", "--out", "mine.html")
     assert (code, json.loads(out)) == (0, {"sweep": "tested", "report": str(tmp_path / "mine.html")})
@@ -124,7 +126,7 @@ def test_report_sync_and_list_of_what_was_run(write: Write, cli: Callable[..., A
     assert "There are: tested." in err
 
 
-def test_run(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+def test_run(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
     write()
     code, out, _ = cli("run", "base.yaml", "--set", "seed=3", "--set", "filter.keep_ratio=1", "--json")
     result = json.loads(out.splitlines()[-1])
@@ -132,7 +134,7 @@ def test_run(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:  # 
     assert (result["trials"][0]["seed"], result["trials"][0]["status"]) == (3, "finished")
 
 
-def test_check(write: Write, cli: Callable[..., Any]) -> None:  # noqa: F811
+def test_check(write: Write, cli: Callable[..., Any]) -> None:
     page = str(write())
     code, out, _ = cli("check", page)
     assert code == 0
@@ -162,7 +164,10 @@ def test_check(write: Write, cli: Callable[..., Any]) -> None:  # noqa: F811
     ],
 )
 def test_bad_input_is_exit_code_2_without_a_traceback(
-    args: list[str], words: list[str], write: Write, cli: Callable[..., Any]  # noqa: F811
+    args: list[str],
+    words: list[str],
+    write: Write,
+    cli: Callable[..., Any],
 ) -> None:
     write()
     code, out, err = cli(*args)
@@ -173,7 +178,7 @@ def test_bad_input_is_exit_code_2_without_a_traceback(
         assert word in err
 
 
-def test_failed_trials_are_exit_code_1(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+def test_failed_trials_are_exit_code_1(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
     from ragen_lab.sweep.spec import load_sweep
 
     page = write()
@@ -188,7 +193,17 @@ def test_failed_trials_are_exit_code_1(write: Write, cli: Callable[..., Any], tm
 
 def test_eval_reference(cli: Callable[..., Any]) -> None:
     code, out, _ = cli(
-        "eval", "--env", "frozen_lake", "--reference", "--actions", "5", "--set", "env.slip=0", "--levels", "16", "--json"
+        "eval",
+        "--env",
+        "frozen_lake",
+        "--reference",
+        "--actions",
+        "5",
+        "--set",
+        "env.slip=0",
+        "--levels",
+        "16",
+        "--json",
     )
     found = json.loads(out)
     assert code == 0

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ragen_lab.config import RunConfig
+from ragen_lab.errors import ConfigError
 from ragen_lab.policy.model import make_batch, token_logprobs
 from ragen_lab.prompt import ChatWriter
 from ragen_lab.rollout.collect import collect
@@ -166,3 +167,15 @@ def test_an_environment_that_raises_is_data(small_policy, monkeypatch):
     assert broken
     assert len(broken) < len(trajectories)
     assert all(t.error == "ValueError: the ice has melted" for t in broken)
+
+
+def test_attention_that_the_engine_cannot_reproduce_is_refused(small_policy, monkeypatch):
+    """A sliding window shorter than the context, or another kind of layer, would be silently wrong."""
+    monkeypatch.setattr(small_policy.model.config, "sliding_window", 64, raising=False)
+    monkeypatch.setattr(small_policy.model.config, "layer_types", ["sliding_attention"] * 2, raising=False)
+    with pytest.raises(ConfigError, match="sliding window of 64 tokens"):
+        roll(small_policy)
+    roll(small_policy, {"rollout.max_context": 64})
+    monkeypatch.setattr(small_policy.model.config, "layer_types", ["linear_attention", "full_attention"])
+    with pytest.raises(ConfigError, match="linear_attention"):
+        roll(small_policy, {"rollout.max_context": 64})
