@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ragen_lab.errors import ConfigError
-from ragen_lab.page import read_page
+from ragen_lab.page import scan_page
 
 # Raise this whenever a default below changes: identities leave out fields at their default, so an
 # unchanged version would make old results pass for new ones (tests/test_config.py pins both).
@@ -556,5 +556,11 @@ def inert_knobs(cfg: RunConfig) -> list[str]:
 
 def load(path: str | Path, overrides: dict[str, Any] | None = None) -> RunConfig:
     """Read an experiment page. Raises ConfigError that names the file and every dotted path at fault."""
-    tree = read_page(path)
-    return build(apply_overrides(tree, overrides or {}, str(path)), str(path))
+    tree, twice = scan_page(path)
+    try:
+        cfg = build(apply_overrides(tree, overrides or {}, str(path)), str(path))
+    except ConfigError as error:
+        raise ConfigError(str(path), twice + error.faults) from None
+    if twice:
+        raise ConfigError(str(path), twice)
+    return cfg

@@ -70,7 +70,8 @@ def imports(file: Path) -> list[tuple[str, bool]]:
     return found
 
 
-FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.stem != "__init__")
+ENTRY = {"__init__", "__main__"}  # the version, and `python -m`
+FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.stem not in ENTRY)
 
 
 def owner(file: Path) -> str:

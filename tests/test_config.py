@@ -192,8 +192,12 @@ def test_yaml_pages(tmp_path: Path):
     assert cfg.optim.lr == 1e-4
     assert cfg.filter.keep_ratio == 1.0
     page.write_text("optim:\n  lr: 1e-4\n  lr: 1e-3\n")
-    with pytest.raises(ConfigError, match="line 3"):
+    with pytest.raises(ConfigError, match="line 3: 'lr' is there twice"):
         load(page)
+    page.write_text("optim: {lr: fast, beta1: 2}\nseed: 1\nseed: 2\n")
+    with pytest.raises(ConfigError) as caught:
+        load(page)
+    assert len(caught.value.faults) == 3, "all at once"
     page.write_text("optim: [")
     with pytest.raises(ConfigError, match="not valid YAML"):
         load(page)

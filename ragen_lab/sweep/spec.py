@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from ragen_lab.config import RunConfig, Section, apply_overrides, build, flatten, knob, knobs, load, suggest
 from ragen_lab.errors import ConfigError
-from ragen_lab.page import read_page, read_value
+from ragen_lab.page import read_value, scan_page
 from ragen_lab.sweep import ties
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
@@ -126,31 +126,15 @@ def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     Raises ConfigError with every fault of the page and of every run it asks for.
     """
     file = Path(path)
-    tree = read_page_kindly(file)
+    tree, twice = scan_page(file)
     tree.setdefault("name", file.stem)
-    return _Resolver(file, tree, dict(overrides or {})).resolve()
-
-
-def read_page_kindly(path: str | Path) -> dict[str, Any]:
-    """``read_page``, with a plainer word for a key that is there twice."""
-    try:
-        return read_page(path)
-    except ConfigError as error:
-        raise ConfigError(error.where, [_plain_duplicate(fault) for fault in error.faults]) from None
-
-
-def _plain_duplicate(fault: str) -> str:
-    found = re.search(r'^(line \d+: )?.*duplicate key "?([^"]+?)"?(?: with|$)', fault)
-    if not found:
-        return fault
-    where, name = found[1] or "", found[2]
-    return f"{where}'{name}' is there twice. Arms, axes and keys need names of their own: rename or remove one."
+    return _Resolver(file, tree, dict(overrides or {}), twice).resolve()
 
 
 def one_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
     """An experiment page as a sweep of one trial, named after its file."""
     file = Path(path)
-    if is_sweep_page(tree := read_page_kindly(file)):
+    if is_sweep_page(tree := scan_page(file)[0]):
         keys = ", ".join(key for key in tree if key in SweepPage.model_fields)
         raise ConfigError(str(path), [f"this is a sweep page (it has {keys}): use `ragen-lab sweep {path}`."])
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem).lstrip("_.-") or "run"
@@ -161,7 +145,7 @@ def one_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Swe
 
 def load_page(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
     """A sweep page or an experiment page, whichever the file is."""
-    if is_sweep_page(read_page_kindly(path)):
+    if is_sweep_page(scan_page(path)[0]):
         return load_sweep(path, overrides)
     return one_run(path, overrides)
 
@@ -197,8 +181,8 @@ def env_section(name: str, overrides: Mapping[str, Any]) -> Section:
 class _Resolver:
     """One reading of one page; ``faults`` fills up on the way and is raised at the end."""
 
-    def __init__(self, file: Path, tree: dict[str, Any], overrides: dict[str, Any]) -> None:
-        self.file, self.faults = file, list[str]()
+    def __init__(self, file: Path, tree: dict[str, Any], overrides: dict[str, Any], faults: list[str]) -> None:
+        self.file, self.faults = file, list(faults)
         self.notes: list[str] = []
         self.known = list(knobs())
         self.knob_overrides: dict[str, Any] = {}
@@ -410,7 +394,8 @@ class _Resolver:
             return None
         file = self.file.parent / self.page.base
         try:
-            tree = read_page(file)
+            tree, twice = scan_page(file)
+            self.faults += [f"base: {file}: {fault}" for fault in twice]
             if is_sweep_page(tree):
                 self.faults.append(f"base: {file} is itself a sweep page; name an experiment page.")
                 return None

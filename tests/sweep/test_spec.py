@@ -156,10 +156,13 @@ def test_arms_that_are_the_same_run(write: Write) -> None:
 
 
 def test_an_arm_named_twice(write: Write) -> None:
-    faults = faults_of(write("base: base.yaml\narms:\n  drop: {}\n  drop: {optim.lr: 1.0}\n"))
-    assert faults == [
-        "line 4: 'drop' is there twice. Arms, axes and keys need names of their own: rename or remove one."
-    ]
+    """The other faults of the page are told in the same message."""
+    faults = faults_of(write("base: base.yaml\nseeds: 0\narms:\n  drop: {optim.lr: fast}\n  drop: {}\n"))
+    assert faults[0] == (
+        "line 5: 'drop' is there twice. Arms, axes and keys need names of their own: rename or remove one."
+    )
+    assert has(faults, "seeds: got 0")
+    assert has(faults, "optim.lr: got 'fast'")
 
 
 @pytest.mark.parametrize("seeds", ["0", "[]", "[-1]", "[1.5]", "many", "true"])
