@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ragen_lab.config import RunConfig
 from ragen_lab.detect import replay
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
+from ragen_lab.mirror import metric_from_mlflow, mlflow_errors, open_mlflow, param_from_text
 from ragen_lab.track import (
     LOCK_FILE,
     METRICS_FILE,
@@ -27,10 +28,6 @@ from ragen_lab.track import (
     Row,
     is_locked,
     list_checkpoints,
-    metric_from_mlflow,
-    mlflow_errors,
-    open_mlflow,
-    param_from_text,
     read_done,
     read_provenance,
     read_rows,

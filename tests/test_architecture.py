@@ -16,7 +16,7 @@ FLOORS: list[set[str]] = [
     {"errors", "trajectory", "metrics", "phrases", "diversity"},
     {"page"},
     {"config"},
-    {"env", "prompt", "reward", "filter", "algo", "detect", "policy", "track", "runs"},
+    {"env", "prompt", "reward", "filter", "algo", "detect", "policy", "track", "mirror", "runs"},
     {"rollout", "warm_start", "findings"},
     {"train", "report"},
     {"sweep"},
@@ -27,14 +27,16 @@ NEIGHBOURS = {
     ("filter", "reward"),
     ("algo", "reward"),
     ("policy", "prompt"),
+    ("mirror", "track"),
     ("runs", "track"),
+    ("runs", "mirror"),
     ("runs", "detect"),
 }
 ONLY_HERE = {
     "torch": {"policy", "algo", "rollout", "warm_start", "train"},
     "transformers": {"policy", "rollout"},
     "ray": {"sweep/tune.py"},
-    "mlflow": {"track.py", "runs.py"},
+    "mlflow": {"mirror.py", "runs.py"},
     "plotly": {"report/figures.py"},
     "optuna": set(),
 }

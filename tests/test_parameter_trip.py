@@ -14,9 +14,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from ragen_lab.config import ENV_SECTIONS, RunConfig, Section, build, load
+from ragen_lab.mirror import default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep.spec import load_sweep
-from ragen_lab.track import default_uri
 from tests.sweep.conftest import drive, importable, sweep_of, write  # noqa: F401 - fixtures
 
 # A base in which every knob may be moved on its own: the other side of each rule across fields.

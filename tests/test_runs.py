@@ -10,8 +10,9 @@ import pytest
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
+from ragen_lab.mirror import default_uri
 from ragen_lab.runs import Run, from_home, from_mlflow, look, read_trajectories, view_of
-from ragen_lab.track import Row, default_uri
+from ragen_lab.track import Row
 from tests.sweep.conftest import drive, importable, sweep_of, write  # noqa: F401 - fixtures
 
 CFG = RunConfig().with_overrides({"train.iterations": 20, "eval.every": 1})

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
@@ -18,21 +19,24 @@ from hypothesis import strategies as st
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import CheckpointError, TrackingError, TrialLocked
-from ragen_lab.runs import Run, from_mlflow
-from ragen_lab.track import (
-    FolderTracker,
-    MemoryTracker,
+from ragen_lab.mirror import (
     MLflowMirror,
-    decode_row,
+    compare_pages,
     default_uri,
-    encode_row,
-    is_locked,
-    list_checkpoints,
-    locked,
     metric_name,
     open_mlflow,
     param_from_text,
     param_to_text,
+)
+from ragen_lab.runs import Run, from_mlflow
+from ragen_lab.track import (
+    FolderTracker,
+    MemoryTracker,
+    decode_row,
+    encode_row,
+    is_locked,
+    list_checkpoints,
+    locked,
     read_done,
     read_provenance,
     read_rows,
@@ -349,6 +353,14 @@ def test_another_view_of_a_trial_is_another_run(server: Path) -> None:
     assert (len(read.rows), read.params["train.iterations"]) == (5, 400)
 
 
+def test_the_compare_page_names_every_run_of_a_sweep_and_not_the_sweep_itself(server: Path) -> None:
+    ids = mirror(server, "compared").flush([a_run(3), a_run(3, seed=1)])
+    page = unquote(compare_pages(default_uri(server))["compared"])
+    assert page.startswith("#/compare-runs?runs=[")
+    named = json.loads(page.split("runs=", 1)[1].split("&")[0])
+    assert sorted(named) == sorted(ids.values())
+
+
 def test_two_homes_on_one_server(server: Path) -> None:
     mirror(server, "shared", "one").flush([a_run(3), a_run(5, seed=1)])
     mirror(server, "shared", "two").flush([a_run(4)])
@@ -377,7 +389,7 @@ def test_an_unreachable_server_is_told_quickly() -> None:
 
 def test_first_start_of_several_at_once(tmp_path: Path) -> None:
     """Two first initialisations of one MLflow database fail with a duplicate column: ours take turns."""
-    code = f"from ragen_lab.track import open_mlflow; open_mlflow({default_uri(tmp_path)!r}).search_experiments()"
+    code = f"from ragen_lab.mirror import open_mlflow; open_mlflow({default_uri(tmp_path)!r}).search_experiments()"
     started = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for process in started:
         _, errors = process.communicate(timeout=120)

@@ -275,9 +275,9 @@ def ui(
 
     Example: ragen-lab ui --port 5001
     """
-    from ragen_lab.track import serve_ui
+    from ragen_lab.mirror import serve_ui
 
-    sys.exit(serve_ui(home, port, lambda url: print(f"MLflow: {url} (Ctrl-C to end)", flush=True)))
+    sys.exit(serve_ui(home, port, lambda line: print(line, flush=True)))
 
 
 @app.command()

@@ -149,8 +149,8 @@ def _torch() -> Entry:
 
 
 def _home(home: Path) -> list[Entry]:
+    from ragen_lab.mirror import default_uri, open_mlflow
     from ragen_lab.sweep.ledger import Ledger
-    from ragen_lab.track import default_uri, open_mlflow
 
     place = home.absolute()
     if not place.exists():

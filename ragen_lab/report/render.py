@@ -181,12 +181,15 @@ def report_html(
 def spoken_to(
     results: Sequence[FindingResult], findings: Sequence[int] | None
 ) -> tuple[list[FindingResult], list[FindingResult]]:
-    """The findings that these runs speak to, and the rest."""
+    """The findings that these runs speak to, and the rest.
+
+    They are those that the sweep's page names, and any other that could be judged all the same.
+    """
 
     def speaks(result: FindingResult) -> bool:
-        if findings is not None and result.number in findings:
+        if findings and result.number in findings:
             return True
-        return result.verdict is not Verdict.NOT_TESTABLE or bool(result.tests)
+        return result.verdict is not Verdict.NOT_TESTABLE or (not findings and bool(result.tests))
 
     return [r for r in results if speaks(r)], [r for r in results if not speaks(r)]
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import HomeError, RagenLabError, TrackingError
+from ragen_lab.mirror import MLflowMirror, default_uri
 from ragen_lab.runs import Run, from_home, from_mlflow, sweep_record
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import SUCCESS, Board, Follower, duration, last_value
@@ -31,7 +32,7 @@ from ragen_lab.sweep.local import Event
 from ragen_lab.sweep.plan import Plan, make_plan
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
-from ragen_lab.track import LOG_FILE, MLflowMirror, default_uri, locked, number_to_json, trial_folder
+from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from ragen_lab.errors import HomeError, TrialLocked
+from ragen_lab.mirror import default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import local
 from ragen_lab.sweep.drive import Finished, sync
 from ragen_lab.sweep.ledger import LEDGER_VERSION, Ledger
 from ragen_lab.sweep.spec import Sweep, load_sweep
-from ragen_lab.track import default_uri, locked
+from ragen_lab.track import locked
 from tests.sweep.conftest import calls, numbers, start_driver
 
 Make = Callable[..., Sweep]

@@ -1,0 +1,361 @@
+"""The mirror in MLflow: written in batches by the driver, and rebuilt from the trial folders at any time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ragen_lab.errors import HomeError, TrackingError
+from ragen_lab.track import locked
+
+if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
+    from mlflow.tracking import MlflowClient
+
+    from ragen_lab.runs import Run
+
+log = logging.getLogger(__name__)
+
+_MLFLOW_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # The default is seven retries with doubling waits: minutes of silence for a server that is gone.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+_BIGGEST = 1.7976931348623157e308  # how MLflow stores infinity
+_BATCH = 900  # MLflow takes 1000 metrics per call
+STATUS_IN_MLFLOW = {"finished": "FINISHED", "collapsed": "FINISHED", "pruned": "KILLED", "stopped": "KILLED",
+                    "failed": "FAILED", "pending": "SCHEDULED", "running": "RUNNING"}  # fmt: skip
+
+
+def default_uri(home: Path) -> str:
+    """The MLflow database of a home, as an absolute URI (a relative one would follow the working directory)."""
+    return f"sqlite:///{(home / 'mlflow.db').absolute()}"
+
+
+def metric_name(name: str) -> str:
+    """``name`` with every character that MLflow refuses replaced."""
+    return re.sub(r"[^A-Za-z0-9_\-. :/]", "_", name)
+
+
+def param_to_text(value: Any) -> str:
+    """A knob's value as an MLflow parameter: words bare, all else as JSON (so that it reads back exactly)."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            return value
+    return json.dumps(value)
+
+
+def param_from_text(text: str) -> Any:
+    """The inverse of ``param_to_text``."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def metric_from_mlflow(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) == _BIGGEST else value
+
+
+def open_mlflow(uri: str) -> MlflowClient:
+    """A client for ``uri``, with telemetry off, logging quiet and a SQLite database created and migrated.
+
+    Raises TrackingError when the server or database cannot be reached.
+    """
+    for key, value in _MLFLOW_QUIET.items():
+        os.environ.setdefault(key, value)
+    from mlflow.tracking import MlflowClient
+
+    for name in ("mlflow", "alembic", "urllib3"):  # after the import, which sets levels of its own
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+    with mlflow_errors(uri):
+        if not uri.startswith("sqlite:///"):
+            client = MlflowClient(tracking_uri=uri)
+            client.search_experiments(max_results=1)
+            return client
+        file = Path(uri.removeprefix("sqlite:///"))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Two first initialisations at once fail with a duplicate column: one at a time.
+        with locked(file.with_name(file.name + ".lock"), wait=120, what="MLflow database"):
+            client = MlflowClient(tracking_uri=uri)
+            client.search_experiments(max_results=1)
+            _write_ahead(file)
+        return client
+
+
+def _inode(uri: str) -> int | None:
+    file = Path(uri.removeprefix("sqlite:///"))
+    return file.stat().st_ino if uri.startswith("sqlite:///") and file.exists() else None
+
+
+def _write_ahead(file: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(file, timeout=30) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+    database.close()
+
+
+@contextmanager
+def mlflow_errors(uri: str) -> Iterator[None]:
+    """Every way in which MLflow says that it cannot be reached or written, as a TrackingError."""
+    import sqlite3
+
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        reason = reason.partition(" with exception ")[0]  # what follows is the inside of a library
+        raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from error
+
+
+@dataclass
+class _Child:
+    """What MLflow holds of one trial."""
+
+    run_id: str
+    params: dict[str, str]
+    tags: dict[str, str]
+    mirrored: int  # last iteration written
+
+
+@dataclass
+class MLflowMirror:
+    """Writes the runs of one sweep into MLflow; only the driver does, in batches.
+
+    ``flush`` may be called with the same runs any number of times: points that are there are not
+    written again. What is there is asked of MLflow itself (tag ``mirrored_iteration``), so a killed
+    driver, an emptied database or another server need no bookkeeping of ours.
+    """
+
+    uri: str
+    sweep: str
+    home: Path
+    home_id: str
+    findings: tuple[int, ...] = ()
+    _client: Any = None
+    _inode: int | None = None
+    _experiment: str = ""
+    _parent: str = ""
+    _children: dict[str, _Child] = field(default_factory=dict)
+
+    def flush(self, runs: Sequence[Run]) -> dict[str, str]:
+        """Bring MLflow up to date with all ``runs`` of the sweep, in its order; trial id -> MLflow run id.
+
+        Runs of trials that the sweep has lost are deleted (MLflow keeps them in its bin).
+        Raises TrackingError; the next flush then starts afresh.
+        """
+        self._open()
+        try:
+            with mlflow_errors(self.uri):
+                if not self._parent:
+                    self._find()
+                for position, run in enumerate(runs):
+                    self._write(run, position)
+                for trial_id in set(self._children) - {run.trial_id for run in runs}:
+                    self._client.delete_run(self._children.pop(trial_id).run_id)
+        except TrackingError:
+            self._client, self._parent, self._children = None, "", {}
+            raise
+        return {trial_id: child.run_id for trial_id, child in self._children.items()}
+
+    def end(self, status: str) -> None:
+        """Mark the sweep's own run as FINISHED, FAILED or KILLED."""
+        if self._client is not None and self._parent:
+            with mlflow_errors(self.uri):
+                self._client.set_terminated(self._parent, status)
+
+    def forget(self) -> None:
+        """Delete what MLflow holds of this sweep of this home, before it is rebuilt."""
+        self._open()
+        with mlflow_errors(self.uri):
+            self._find()
+            for run_id in [self._parent, *(child.run_id for child in self._children.values())]:
+                self._client.delete_run(run_id)
+        self._parent, self._children = "", {}
+
+    def _open(self) -> None:
+        if self._client is None:
+            self._client = open_mlflow(self.uri)
+            self._inode = _inode(self.uri)
+        elif _inode(self.uri) != self._inode:  # SQLite would go on writing into the file that is gone
+            raise TrackingError(f"the MLflow database {self.uri} was removed or replaced while it was in use.")
+
+    def _find(self) -> None:
+        """The experiment, the sweep's own run and its children: found, or made."""
+        client = self._client
+        experiment = client.get_experiment_by_name(self.sweep)
+        if experiment is None:
+            local = self.uri.startswith("sqlite:///")
+            # Else MLflow would put an ./mlruns folder into whatever the working directory is.
+            place = (self.home / "mlflow-artifacts" / self.sweep).absolute().as_uri() if local else None
+            self._experiment = client.create_experiment(self.sweep, artifact_location=place)
+        else:
+            self._experiment = experiment.experiment_id
+            if experiment.lifecycle_stage == "deleted":
+                client.restore_experiment(self._experiment)
+        mine = f"tags.`ragen_lab.home` = '{self.home_id}'"
+        found = self._search(f"{mine} and tags.`ragen_lab.role` = 'sweep'")
+        if found:
+            self._parent = found[0].info.run_id
+            client.update_run(self._parent, status="RUNNING")
+        else:
+            tags = {"ragen_lab.home": self.home_id, "ragen_lab.role": "sweep", "findings": _words(self.findings)}
+            self._parent = client.create_run(self._experiment, run_name=self.sweep, tags=tags).info.run_id
+        self._children = {}
+        for run in self._search(f"tags.`mlflow.parentRunId` = '{self._parent}'"):
+            tags = dict(run.data.tags)
+            child = _Child(run.info.run_id, dict(run.data.params), tags, int(tags.get("mirrored_iteration", "-1")))
+            self._children[tags["trial_id"]] = child
+
+    def _search(self, query: str) -> list[Any]:
+        found: list[Any] = []
+        token = None
+        while True:
+            page = self._client.search_runs([self._experiment], query, max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
+
+    def _write(self, run: Run, position: int) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        client = self._client
+        params = {path: param_to_text(value) for path, value in run.params.items()}
+        child = self._children.get(run.trial_id)
+        if child is not None and child.params != params:
+            # Parameters are immutable in MLflow, and a sweep may ask for more iterations or another
+            # stopping policy later: its view of the trial is then a new run.
+            client.delete_run(child.run_id)
+            child = None
+        if child is None:
+            start = int(run.rows[0]["timestamp"] * 1000) if run.rows else int(time.time() * 1000)
+            fixed = {
+                "mlflow.parentRunId": self._parent,
+                "ragen_lab.home": self.home_id,
+                "trial_id": run.trial_id,
+                "config_id": run.config_id,
+                "arm": run.arm,
+                "seed": str(run.seed),
+                "findings": _words(self.findings),
+            }
+            made = client.create_run(
+                self._experiment, start_time=start, run_name=f"{run.arm} · seed {run.seed}", tags=fixed
+            )
+            child = _Child(made.info.run_id, params, dict(fixed), -1)
+            entries = [Param(path, text) for path, text in params.items()]
+            for begin in range(0, len(entries), 100):
+                client.log_batch(child.run_id, params=entries[begin : begin + 100])
+            self._children[run.trial_id] = child
+        points = [
+            Metric(metric_name(name), value, round(row["timestamp"] * 1000), int(row["iteration"]))
+            for row in run.rows
+            if row["iteration"] > child.mirrored
+            for name, value in row.items()
+            if name not in ("iteration", "timestamp")
+        ]
+        for begin in range(0, len(points), _BATCH):
+            client.log_batch(child.run_id, metrics=points[begin : begin + _BATCH])
+        child.mirrored = max(child.mirrored, len(run.rows) - 1)
+        tags = {
+            "position": str(position),
+            "status": run.status,
+            "stop_reason": run.stop_reason or "",
+            "stop_iteration": "" if run.stop_iteration is None else str(run.stop_iteration),
+            "provenance": json.dumps(run.provenance),
+            "mirrored_iteration": str(child.mirrored),
+        }
+        changed = {key: value for key, value in tags.items() if child.tags.get(key, "") != value}
+        if changed:
+            client.log_batch(child.run_id, tags=[RunTag(key, value) for key, value in changed.items()])
+            if "status" in changed:
+                self._set_status(child.run_id, run)
+            child.tags.update(changed)
+
+    def _set_status(self, run_id: str, run: Run) -> None:
+        status = STATUS_IN_MLFLOW[run.status]
+        if status in ("FINISHED", "FAILED", "KILLED"):
+            end = int(run.rows[-1]["timestamp"] * 1000) if run.rows else None
+            self._client.set_terminated(run_id, status, end)
+        else:
+            self._client.update_run(run_id, status=status)
+
+
+def compare_pages(uri: str) -> dict[str, str]:
+    """Sweep -> the address, below the server's, of the MLflow page that sets its runs side by side.
+
+    Raises TrackingError where the database cannot be read.
+    """
+    client = open_mlflow(uri)
+    pages: dict[str, str] = {}
+    with mlflow_errors(uri):
+        for experiment in client.search_experiments():
+            runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+            ids = [run.info.run_id for run in runs if "mlflow.parentRunId" in run.data.tags]
+            if ids:
+                words = [quote(json.dumps(value, separators=(",", ":"))) for value in (ids, [experiment.experiment_id])]
+                pages[experiment.name] = f"#/compare-runs?runs={words[0]}&experiments={words[1]}"
+    return pages
+
+
+def serve_ui(home: Path, port: int, say: Callable[[str], None]) -> int:
+    """Serve the MLflow pages of a home on the loopback interface until interrupted; the exit code.
+
+    ``say`` is told the address and the compare page of each sweep (MLflow folds a sweep's runs under one line).
+    Raises HomeError where there is nothing to show.
+    """
+    file = home / "mlflow.db"
+    if not file.is_file():
+        raise HomeError(f"{home} holds no MLflow database yet. Run a sweep first, or name another --home.")
+    environment = {
+        **os.environ,
+        **{key: os.environ.get(key, value) for key, value in _MLFLOW_QUIET.items()},
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # two processes instead of ten
+    }
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", default_uri(home),
+               "--default-artifact-root", (home / "mlflow-artifacts").absolute().as_uri(),
+               "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+               "--uvicorn-opts", "--log-level warning"]  # fmt: skip
+    address = f"http://127.0.0.1:{port}"
+    say(f"MLflow: {address} (Ctrl-C to end)")
+    for sweep, page in compare_pages(default_uri(home)).items():
+        say(f"Compare the runs of {sweep}: {address}/{page}")
+    # A session of its own: the server is two processes, and both must go when we are told to.
+    server = subprocess.Popen(command, env=environment, start_new_session=True)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return server.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+def _words(numbers: Iterable[int]) -> str:
+    return ", ".join(str(number) for number in numbers)
