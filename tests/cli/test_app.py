@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from ragen_lab.algo.base import ALGORITHMS
 from ragen_lab.cli import app, main
+from ragen_lab.filter import FILTERS
 from ragen_lab.sweep import drive as driving
 from tests.sweep.conftest import FAKE, ROOT, calls
 
@@ -220,8 +222,9 @@ def test_list(what: str, cli: Callable[..., Any]) -> None:
 
 
 def test_list_says_what_the_choices_are(cli: Callable[..., Any]) -> None:
-    assert json.loads(cli("list", "algorithms", "--json")[1])[1] == {"name": "grpo", "about": "group baseline"}
-    assert json.loads(cli("list", "filters", "--json")[1])[1] == {"name": "random", "about": "a control"}
+    for what, table in (("algorithms", ALGORITHMS), ("filters", {name: about for name, (about, _) in FILTERS.items()})):
+        listed = json.loads(cli("list", what, "--json")[1])
+        assert {entry["name"]: entry["about"] for entry in listed} == table
 
 
 def test_doctor(cli: Callable[..., Any]) -> None:
