@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ragen_lab.algo.base import ALGORITHMS
+from ragen_lab.algo.advantages import ALGORITHMS
 from ragen_lab.cli.listing import entries
 
 HERE = Path(__file__).parent
