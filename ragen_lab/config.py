@@ -145,7 +145,7 @@ class FilterSection(Section):
         "std",
         "Which groups to keep: 'std' highest in-group reward spread, 'top_p' the fewest that hold a share of all "
         "spread, 'top_k' a fixed number with the highest, 'min_p' at least a share of the highest, 'zero_only' all "
-        "that have any, 'random' a control, 'smallest' lowest spread (a control).",
+        "that have any, 'random' a control, 'smallest' lowest spread: a control.",
     )
     keep_ratio: float = knob(0.25, "Share of prompt groups kept; 1 keeps all (std, random, smallest).", gt=0, le=1)
     score: Literal["reward", "env_return"] = knob(

@@ -41,7 +41,7 @@ def bi_level_gae(
     gamma: float,
     lam: float,
 ) -> tuple[Floats, Floats]:
-    """(advantages, returns), each [N]: GAE over turns, then over the tokens inside each turn (VAGEN's Bi-Level GAE).
+    """(advantages, returns), each [N]: GAE over turns, then over the tokens inside each turn (VAGEN, 2510.16907).
 
     Level 1, over the K turn ends, with V_k the value before the last token of turn k and V_{K+1} = 0:
 
@@ -120,7 +120,7 @@ def _with_critic(pairs: list[tuple[Floats, Floats]], algo: AlgoSection) -> Token
 
 
 def reinforce_pp(episodes: Episodes, algo: AlgoSection) -> TokenSignals:
-    """REINFORCE++ (Hu, arXiv 2501.03262, eq. 4 and 5): no critic and no group, normalised over the batch.
+    """REINFORCE++ (Hu, arXiv 2501.03262): no critic and no group, normalised over the batch.
 
     A_t = sum_{k >= t} gamma^(k - t) r_k, KL penalties included in r; then zero mean and unit variance over
     all model tokens of the batch. That is GAE with V = 0 and lambda = 1.

@@ -3,16 +3,16 @@
 With R the rewards of one group of n responses and m their mean:
 
     grpo                   A_i = (R_i - m) / std(R)                 Shao et al., arXiv 2402.03300, section 4.1
-    dr_grpo                A_i = R_i - m                            Liu et al., arXiv 2503.20783, eq. 4
-    rloo                   A_i = R_i - mean_{j != i} R_j            Ahmadian et al., arXiv 2402.14740, section 3.2
-    reinforce_pp_baseline  A_i = R_i - m, normalised over the batch Hu, arXiv 2501.03262, section 3.3
+    dr_grpo                A_i = R_i - m                            Liu et al., arXiv 2503.20783
+    rloo                   A_i = R_i - mean_{j != i} R_j            Ahmadian et al., arXiv 2402.14740
+    reinforce_pp_baseline  A_i = R_i - m, normalised over the batch Hu, arXiv 2501.03262
 
 ``algo.credit`` says what R is, and which tokens A_i goes to:
 
 - 'trajectory': the trajectory's reward; A_i goes to all model tokens of i.
 - 'turn': for each turn index k, what a member earned in turn k and after; A_ik goes to the model tokens of
   turn k of i, so that no token answers for what was earned before it. The group of turn k is the members
-  that reached it; where that is only one, there is no baseline and its advantage is 0.
+  that reached it; where that is only one, there is no baseline and its advantage is 0: that turn teaches nothing.
 """
 
 from __future__ import annotations

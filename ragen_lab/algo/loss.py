@@ -2,7 +2,7 @@
 
 Sources: PPO clip (arXiv 1707.06347, eq. 7) with separate bounds (DAPO, arXiv 2503.14476, eq. 10), dual clip
 (arXiv 1912.09729, eq. 3), sequence-level ratio (GSPO, arXiv 2507.18071, section 4.3), CISPO (MiniMax-M1,
-arXiv 2506.13585, eq. 4), truncated importance sampling between sampler and trainer (Yao et al. 2025, "Your
+arXiv 2506.13585), truncated importance sampling between sampler and trainer (Yao et al. 2025, "Your
 efficient RL framework secretly brings you off-policy RL training"), KL estimators k1, k2, k3 (Schulman
 2020, "Approximating KL divergence").
 """
@@ -68,7 +68,7 @@ def aggregate(loss_N: Tensor, row_N: Tensor, how: str, step_tokens: int, step_ro
     token_mean:     sum of all tokens / tokens of the step
     sequence_mean:  mean of each trajectory's mean
     fixed_length:   sum of all tokens / (trajectories of the step x ``budget``), the budget being the most tokens
-                    that a trajectory may have (Dr. GRPO, arXiv 2503.20783, section 3.3)
+                    that a trajectory may have (Dr. GRPO, arXiv 2503.20783)
 
     ``step_tokens`` and ``step_rows`` are of the whole step, so that the shares of any split into
     micro-batches or workers sum to the same loss and the same gradient.

@@ -119,7 +119,8 @@ def trajectory(model, actions, observe, rewards=(reward_1, reward_2), level=0):
 
 
 def group(model, members, observe, **knobs):
-    return TrajectoryGroup(0, tuple(trajectory(model, actions, observe, **knobs) for actions in members))
+    made = {actions: trajectory(model, actions, observe, **knobs) for actions in set(members)}
+    return TrajectoryGroup(0, tuple(made[actions] for actions in members))
 
 
 def sample(model, count, observe, rng):

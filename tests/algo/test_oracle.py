@@ -91,12 +91,12 @@ def test_the_expected_step_is_the_true_gradient(case, talk):
     [("ppo", {}, 1.0), ("rloo", {}, 1.0), ("grpo", {"algo__std_normalize": False}, 3 / 4)],
 )
 def test_the_sampled_step_is_the_true_gradient_within_its_standard_error(name, knobs, factor, talk):
-    """300 updates on four groups of four drawn from the policy: the mean within 4.5 standard errors everywhere."""
+    """200 updates on four groups of four drawn from the policy: the mean within 4.5 standard errors everywhere."""
     observe, rng = OBSERVATIONS[talk], np.random.default_rng(7)
     agent = estimator(name, 4, observe, **knobs)
     truth = factor * true_gradient(agent, observe)
     model, found = agent.policy.model, []
-    for _ in range(300):
+    for _ in range(200):
         drawn = sample(model, 16, observe, rng)
         found.append(step_gradient(agent, [group(model, drawn[i : i + 4], observe) for i in range(0, 16, 4)]))
     draws = torch.stack(found)
