@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -140,12 +141,25 @@ class RewardSection(Section):
 
 
 class FilterSection(Section):
-    kind: Literal["std", "random"] = knob(
-        "std", "Which groups to keep: 'std' highest in-group reward spread, 'random' a control."
+    kind: Literal["std", "top_p", "top_k", "min_p", "zero_only", "random", "smallest"] = knob(
+        "std",
+        "Which groups to keep: 'std' highest in-group reward spread, 'top_p' the fewest that hold a share of all "
+        "spread, 'top_k' a fixed number with the highest, 'min_p' at least a share of the highest, 'zero_only' all "
+        "that have any, 'random' a control, 'smallest' lowest spread: a control.",
     )
-    keep_ratio: float = knob(0.25, "Share of prompt groups kept; 1 keeps all.", gt=0, le=1)
+    keep_ratio: float = knob(0.25, "Share of prompt groups kept; 1 keeps all (std, random, smallest).", gt=0, le=1)
     score: Literal["reward", "env_return"] = knob(
         "reward", "Spread of what: 'reward' includes the format penalty, 'env_return' does not."
+    )
+    top_p: float = knob(0.9, "Share of the summed spread that the kept groups hold (top_p).", gt=0, le=1)
+    top_k: Count = knob(2, "Prompt groups kept (top_k).")
+    min_p: Share = knob(0.1, "Keep groups whose spread is at least this share of the highest (min_p).")
+    resample: int = knob(
+        0,
+        "Extra rollouts per iteration at most, taken while too few groups have any spread (DAPO's dynamic "
+        "sampling); 0 = off.",
+        ge=0,
+        le=20,
     )
 
 
@@ -156,22 +170,69 @@ class KlSection(Section):
 
 
 class AlgoSection(Section):
-    name: Literal["ppo", "grpo"] = knob("ppo", "Advantage estimator: 'ppo' (critic, GAE), 'grpo' (group baseline).")
-    gamma: Share = knob(1.0, "Discount per model token (ppo).")
-    lam: Share = knob(1.0, "GAE lambda per model token (ppo).")
-    whiten: bool = knob(True, "Whiten advantages over the batch (ppo).")
+    name: Literal["ppo", "bi_level_gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"] = knob(
+        "ppo",
+        "Advantage estimator: 'ppo' (critic, GAE), 'bi_level_gae' (critic, GAE over turns and then tokens), 'grpo' "
+        "(group baseline), 'dr_grpo' (group baseline, nothing divided), 'rloo' (leave-one-out baseline), "
+        "'reinforce_pp' (no baseline, normalised over the batch), 'reinforce_pp_baseline' (group mean, then "
+        "normalised over the batch).",
+    )
+    gamma: Share = knob(1.0, "Discount per model token (ppo, bi_level_gae, reinforce_pp).")
+    lam: Share = knob(1.0, "GAE lambda (ppo, bi_level_gae).")
+    whiten: bool = knob(True, "Whiten advantages over the batch (all but grpo, dr_grpo and rloo).")
     std_normalize: bool = knob(True, "Divide by the group's standard deviation (grpo).")
     clip_low: Share = knob(0.2, "The ratio is clipped below 1 - clip_low.")
     clip_high: NonNegative = knob(0.28, "The ratio is clipped above 1 + clip_high.")
     dual_clip: float = knob(3.0, "Bound of the ratio for negative advantages; must exceed 1.", gt=1)
-    value_clip: Positive = knob(0.5, "Largest move of a value per update (ppo).")
+    value_clip: Positive = knob(0.5, "Largest move of a value per update (ppo, bi_level_gae).")
     entropy_coef: NonNegative = knob(0.001, "Weight of the entropy bonus.")
     kl: KlSection = KlSection()
+    gamma_turn: Share = knob(0.95, "Discount per turn (bi_level_gae).")
+    credit: Literal["trajectory", "turn"] = knob(
+        "trajectory",
+        "What a token answers for: 'trajectory' the whole reward, 'turn' what was earned in its turn and after.",
+    )
+    ratio: Literal["token", "sequence"] = knob(
+        "token", "Probability ratio in the loss: 'token' its own, 'sequence' its trajectory's geometric mean (GSPO)."
+    )
+    loss: Literal["clip", "cispo"] = knob(
+        "clip", "Policy loss: 'clip' (PPO, dual clip), 'cispo' (clipped weight on the log-prob; no token is dropped)."
+    )
+    aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] | None = knob(
+        None,
+        "How tokens become a loss: 'token_mean' over the step, 'sequence_mean' of the trajectories' means, "
+        "'fixed_length' over the largest possible length; null = fixed_length for dr_grpo, else token_mean.",
+    )
+    entropy_schedule: Literal["constant", "linear"] = knob(
+        "constant", "Entropy bonus over iterations: 'constant', or 'linear' down to 0 at train.iterations."
+    )
+    importance_cap: float | None = knob(
+        None,
+        "Weight a token's loss by min(pi_trainer / pi_sampler, this), for engines whose log-probs differ; null = off.",
+        ge=1,
+    )
+
+    @property
+    def has_critic(self) -> bool:
+        return self.name in ("ppo", "bi_level_gae")
+
+    @property
+    def has_group_baseline(self) -> bool:
+        return self.name in ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+
+    @property
+    def whitens(self) -> bool:
+        return self.name not in ("grpo", "dr_grpo", "rloo")
+
+    @property
+    def aggregates_by(self) -> str:
+        """``aggregation``, or the algorithm's own where that is null."""
+        return self.aggregation or ("fixed_length" if self.name == "dr_grpo" else "token_mean")
 
 
 class OptimSection(Section):
     lr: Positive = knob(1e-6, "Learning rate of the policy (Adam).")
-    critic_lr: Positive = knob(1e-5, "Learning rate of the critic (ppo).")
+    critic_lr: Positive = knob(1e-5, "Learning rate of the critic (ppo, bi_level_gae).")
     beta1: Share = knob(0.9, "Adam beta 1.")
     beta2: Share = knob(0.999, "Adam beta 2.")
     weight_decay: NonNegative = knob(0.01, "Decoupled weight decay.")
@@ -192,6 +253,11 @@ class TrainSection(Section):
     threads: Count = knob(1, "torch threads of a trial.")
     checkpoint_every: Count = knob(10, "Iterations between checkpoints.", identity=False)
     keep_checkpoints: Count = knob(2, "Newest checkpoints kept.", identity=False)
+    check: Literal["strict", "warn", "off"] = knob(
+        "warn",
+        "Check the first update (ratio 1, KL 0, entropy, sampler, groups): 'strict' stops, 'warn' logs, or 'off'.",
+        identity=False,
+    )
 
 
 class EvalSection(Section):
@@ -288,7 +354,7 @@ class RunConfig(Section):
     def identity(self) -> dict[str, Any]:
         """The flat leaves that can change this run's numbers and are not at their default."""
         leaves = dict(_identity_leaves(self))
-        if self.optim.schedule != "constant":  # only then does the horizon reach the numbers
+        if "linear" in (self.optim.schedule, self.algo.entropy_schedule):  # only then the horizon reaches the numbers
             leaves["train.iterations"] = self.train.iterations
         leaves["env.name"] = self.env.name
         return leaves
@@ -462,18 +528,40 @@ def kept_count(groups: int, ratio: float) -> int:
     return max(1, int(ratio * groups + 0.5))
 
 
+def kept_bounds(section: FilterSection, groups: int) -> tuple[int, int]:
+    """Fewest and most groups that the filter keeps of ``groups``; equal where the count is known beforehand."""
+    if section.kind in ("std", "random", "smallest"):
+        count = kept_count(groups, section.keep_ratio)
+        return count, count
+    if section.kind == "top_k":
+        return min(section.top_k, groups), min(section.top_k, groups)
+    return 1, groups
+
+
+def keeps_all(cfg: RunConfig) -> bool:
+    """Whether the filter can drop nothing, whatever the rewards."""
+    least, _ = kept_bounds(cfg.filter, cfg.rollout.prompts)
+    return least == cfg.rollout.prompts or (cfg.filter.kind == "min_p" and cfg.filter.min_p == 0)
+
+
 def cross_faults(cfg: RunConfig) -> list[str]:
     """What is wrong between fields that are each fine."""
     faults: list[str] = []
     tiny, rollout, optim = cfg.policy.tiny, cfg.rollout, cfg.optim
-    if rollout.responses == 1 and cfg.algo.name == "grpo":
+    if rollout.responses == 1 and cfg.algo.has_group_baseline:
         faults.append(
-            "rollout.responses: 1 with algo.name grpo has no group baseline; use at least 2, or algo.name ppo."
+            f"rollout.responses: 1 with algo.name {cfg.algo.name} has no group baseline; use at least 2, or "
+            "algo.name ppo."
         )
-    if rollout.responses == 1 and cfg.filter.kind == "std" and cfg.filter.keep_ratio < 1:
+    if rollout.responses == 1 and cfg.filter.kind != "random" and not (keeps_all(cfg) and cfg.filter.resample == 0):
         faults.append(
-            "rollout.responses: 1 with filter.kind std has no in-group spread; use at least 2, "
-            "filter.keep_ratio 1, or filter.kind random."
+            f"rollout.responses: 1 with filter.kind {cfg.filter.kind} has no in-group spread; use at least 2, "
+            "or filter.kind std with filter.keep_ratio 1 and filter.resample 0, or filter.kind random."
+        )
+    if cfg.filter.resample and cfg.filter.kind in ("random", "smallest"):
+        faults.append(
+            f"filter.resample: {cfg.filter.resample} looks for groups that have spread, and filter.kind "
+            f"{cfg.filter.kind} is the control that does not; use 0, or another kind."
         )
     if cfg.train.iterations % cfg.eval.every:
         near = max(1, round(cfg.train.iterations / cfg.eval.every)) * cfg.eval.every
@@ -499,13 +587,13 @@ def cross_faults(cfg: RunConfig) -> list[str]:
             f"rollout.max_new_tokens: {rollout.max_new_tokens} leaves no room for a prompt in "
             f"rollout.max_context {rollout.max_context}; lower the one or raise the other."
         )
-    rows = kept_count(rollout.prompts, cfg.filter.keep_ratio) * rollout.responses
+    rows = kept_bounds(cfg.filter, rollout.prompts)[0] * rollout.responses
     if (updates := optim.updates_per_rollout) is not None and (
         updates % optim.epochs or updates // optim.epochs > rows
     ):
         faults.append(
             f"optim.updates_per_rollout: {updates} must be a multiple of optim.epochs {optim.epochs} and at most "
-            f"{rows * optim.epochs} (the {rows} kept trajectories times the epochs)."
+            f"{rows * optim.epochs} (the {rows} trajectories kept at least, times the epochs)."
         )
     if cfg.detect.level.recovered < cfg.detect.level.fall:
         faults.append("detect.level.recovered: must not be below detect.level.fall.")
@@ -513,11 +601,18 @@ def cross_faults(cfg: RunConfig) -> list[str]:
 
 
 def steps_per_iteration(cfg: RunConfig) -> int:
-    """Optimizer steps that one iteration takes."""
+    """Optimizer steps that one iteration takes at most; exactly so unless ``steps_vary``."""
     if cfg.optim.updates_per_rollout is not None:
         return cfg.optim.updates_per_rollout
-    rows = kept_count(cfg.rollout.prompts, cfg.filter.keep_ratio) * cfg.rollout.responses
+    rows = kept_bounds(cfg.filter, cfg.rollout.prompts)[1] * cfg.rollout.responses
     return cfg.optim.epochs * -(-rows // cfg.optim.minibatch)
+
+
+def steps_vary(cfg: RunConfig) -> bool:
+    """Whether the number of steps is only known at run time: the filter decides how many groups are left."""
+    least, most = (count * cfg.rollout.responses for count in kept_bounds(cfg.filter, cfg.rollout.prompts))
+    size = cfg.optim.minibatch
+    return cfg.optim.updates_per_rollout is None and -(-least // size) != -(-most // size)
 
 
 def inert_knobs(cfg: RunConfig) -> list[str]:
@@ -533,25 +628,57 @@ def inert_knobs(cfg: RunConfig) -> list[str]:
     if cfg.policy.model != "tiny":
         inert("policy.tiny", "policy.model is not 'tiny'.")
         inert("policy.warm_start", "only the tiny model is warm-started.")
-    if cfg.filter.keep_ratio == 1:
-        inert("filter.kind", "filter.keep_ratio 1 keeps every group.")
-        inert("filter.score", "filter.keep_ratio 1 keeps every group.")
-    if cfg.filter.kind == "random":
-        inert("filter.score", "random groups are kept whatever they score.")
-    if cfg.algo.kl.place == "off":
-        inert("algo.kl.coef", "algo.kl.place is off.")
-        inert("algo.kl.estimator", "algo.kl.place is off.")
-    if cfg.algo.name == "grpo":
-        for path in ("algo.gamma", "algo.lam", "algo.whiten", "algo.value_clip", "optim.critic_lr"):
-            inert(path, "grpo has no critic.")
-    else:
-        inert("algo.std_normalize", "ppo has no group baseline.")
-    if steps_per_iteration(cfg) == 1:
-        for path in ("algo.clip_low", "algo.clip_high", "algo.dual_clip"):
-            inert(path, "one on-policy update per rollout has ratio 1 throughout.")
+    _inert_filter(cfg, inert)
+    _inert_algo(cfg, inert)
     if cfg.optim.updates_per_rollout is not None:
         inert("optim.minibatch", "optim.updates_per_rollout decides the split.")
     return notes
+
+
+def _inert_filter(cfg: RunConfig, inert: Callable[[str, str], None]) -> None:
+    kind = cfg.filter.kind
+    if kind not in ("std", "random", "smallest"):
+        inert("filter.keep_ratio", f"filter.kind {kind} does not use it.")
+    for knob_of in ("top_p", "top_k", "min_p"):
+        if kind != knob_of:
+            inert(f"filter.{knob_of}", f"filter.kind {kind} does not use it.")
+    if keeps_all(cfg) and cfg.filter.resample == 0:
+        how = "filter.keep_ratio 1" if kind in ("std", "random", "smallest") else f"filter.{kind} at this value"
+        inert("filter.kind", f"{how} keeps every group.")
+        inert("filter.score", f"{how} keeps every group.")
+    if kind == "random":
+        inert("filter.score", "random groups are kept whatever they score.")
+
+
+def _inert_algo(cfg: RunConfig, inert: Callable[[str, str], None]) -> None:
+    algo, name = cfg.algo, cfg.algo.name
+    if algo.kl.place == "off":
+        inert("algo.kl.coef", "algo.kl.place is off.")
+        inert("algo.kl.estimator", "algo.kl.place is off.")
+    if not algo.has_critic:
+        for path in ("algo.lam", "algo.value_clip", "optim.critic_lr"):
+            inert(path, f"{name} has no critic.")
+        if name != "reinforce_pp":
+            inert("algo.gamma", f"{name} does not discount.")
+    if name != "bi_level_gae":
+        inert("algo.gamma_turn", f"{name} has one level.")
+    if not algo.whitens:
+        inert("algo.whiten", f"{name} does not normalise over the batch.")
+    if name != "grpo":
+        inert("algo.std_normalize", f"{name} does not divide by a group's spread.")
+    if name == "bi_level_gae":
+        inert("algo.credit", "bi_level_gae always counts a turn's reward at its own turn.")
+    elif cfg.rollout.max_turns == 1:
+        inert("algo.credit", "with one turn both are the same.")
+    if algo.model_copy(update={"aggregation": None}).aggregates_by == algo.aggregation:
+        inert("algo.aggregation", f"it is what {name} does anyway.")
+    if algo.entropy_coef == 0:
+        inert("algo.entropy_schedule", "algo.entropy_coef is 0.")
+    if algo.loss == "cispo":
+        inert("algo.dual_clip", "cispo bounds its weight by the clip range alone.")
+    if steps_per_iteration(cfg) == 1:
+        for path in ("algo.clip_low", "algo.clip_high", "algo.dual_clip", "algo.ratio", "algo.loss"):
+            inert(path, "one on-policy update per rollout has ratio 1 throughout.")
 
 
 def load(path: str | Path, overrides: dict[str, Any] | None = None) -> RunConfig:

@@ -36,6 +36,10 @@ class CheckpointError(RagenLabError, OSError):
     """A checkpoint is missing, cut short, or belongs to another configuration."""
 
 
+class SelfCheckError(RagenLabError, AssertionError):
+    """The first update broke a promise that every trainer must keep (``train.check`` strict)."""
+
+
 class TrialLocked(RagenLabError, BlockingIOError):
     """Another process is working in this trial folder right now."""
 

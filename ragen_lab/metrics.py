@@ -69,6 +69,14 @@ METRICS: dict[str, Metric] = _catalogue(
     Metric(
         "filter/all_equal", "1 if every group had the same spread, so that the filter could not choose.", "flag", "down"
     ),
+    Metric("filter/kept_std_min", "Lowest spread that was kept: where the filter cut.", "reward", "neither"),
+    Metric("filter/dropped_std_max", "Highest spread that was dropped (when any was).", "reward", "neither"),
+    Metric("filter/kept_spread_share", "Share of the summed spread that the kept groups hold.", "fraction", "neither"),
+    Metric("filter/kept_zero", "Kept groups without any spread.", "groups", "down"),
+    Metric("filter/extra_rollouts", "Further rollouts taken to find groups with spread.", "rollouts", "down"),
+    Metric("filter/sampled_groups", "Prompt groups sampled, further rollouts included.", "groups", "neither"),
+    Metric("filter/full", "1 if as many groups had spread as the filter keeps at most.", "flag", "up"),
+    Metric("check/faults", "Promises that the first update broke (train.check); the log names them.", "faults", "down"),
     Metric("train/updates", "Optimizer steps of the policy in this iteration.", "steps", "neither"),
     Metric("train/lr", "Learning rate of the policy.", "1/step", "neither"),
     Metric("train/policy_loss", "Clipped policy loss per token, before the entropy and KL terms.", "nats", "neither"),
@@ -83,7 +91,12 @@ METRICS: dict[str, Metric] = _catalogue(
         "neither",
     ),
     Metric("train/clip_fraction", "Share of tokens whose ratio lies outside the clip range.", "fraction", "neither"),
-    Metric("train/max_ratio", "Largest probability ratio of a token.", "ratio", "neither"),
+    Metric("train/log_ratio_abs", "Mean |log ratio| to the sampling policy: measured staleness.", "nats", "neither"),
+    Metric("train/steps_old", "Mean optimizer steps between sampling a token and training on it.", "steps", "neither"),
+    Metric("train/max_ratio", "Largest probability ratio that the loss used.", "ratio", "neither"),
+    Metric("train/entropy_coef", "Weight of the entropy bonus in this iteration.", "1", "neither"),
+    Metric("train/importance_mean", "Mean weight of the sampler correction (algo.importance_cap).", "ratio", "neither"),
+    Metric("train/importance_capped", "Share of tokens whose sampler correction hit its cap.", "fraction", "down"),
     Metric("train/kl_old", "KL (k3) from the rollout policy to the updated one.", "nats", "neither"),
     Metric("train/kl_ref", "KL (k3) from the policy to the start policy (when KL is on).", "nats", "neither"),
     Metric(

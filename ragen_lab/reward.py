@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragen_lab.config import RewardSection
-from ragen_lab.trajectory import Trajectory, TrajectoryGroup
+from ragen_lab.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
 def turn_penalty(format_ok: bool, section: RewardSection) -> float:
@@ -17,6 +17,11 @@ def turn_penalty(format_ok: bool, section: RewardSection) -> float:
 def trajectory_reward(trajectory: Trajectory) -> float:
     """Sum of turn rewards and penalties (RAGEN, arXiv 2504.20073, section 2)."""
     return trajectory.env_return + trajectory.penalty
+
+
+def turn_reward(turn: Turn) -> float:
+    """What one turn adds to the trajectory's reward; the turns of a trajectory sum to ``trajectory_reward``."""
+    return turn.reward + turn.penalty
 
 
 def reward_matrix(groups: list[TrajectoryGroup], score: str = "reward") -> npt.NDArray[np.float64]:

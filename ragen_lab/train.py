@@ -11,6 +11,7 @@ Where this differs from the released code of the paper (arXiv 2504.20073):
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import pickle
 import time
@@ -23,25 +24,28 @@ import torch
 from torch import Tensor
 
 from ragen_lab import warm_start
+from ragen_lab.algo.advantages import ALGORITHMS, as_episodes
 from ragen_lab.algo.base import TokenSignals
-from ragen_lab.algo.gae import gae, terminal_reward, whiten
-from ragen_lab.algo.grpo import broadcast, group_advantages
-from ragen_lab.algo.loss import kl_estimate, log_ratio, policy_loss, value_loss
+from ragen_lab.algo.loss import aggregate, importance_weight, kl_estimate, policy_loss, value_loss
+from ragen_lab.algo.self_check import self_check
+from ragen_lab.algo.totals import Totals
 from ragen_lab.config import RunConfig
 from ragen_lab.detect.panel import Panel
 from ragen_lab.diversity import distinct_n, template_share
 from ragen_lab.env.base import eval_seeds
 from ragen_lab.env.reference import ReferenceLines, cached_reference_lines
-from ragen_lab.errors import CheckpointError
-from ragen_lab.filter import keep_groups
+from ragen_lab.errors import CheckpointError, SelfCheckError
+from ragen_lab.filter import fill_up, keep_groups
 from ragen_lab.findings.statistics import wilson
 from ragen_lab.policy.model import Critic, Policy, frozen_copy, load_policy, make_batch, token_logprobs
 from ragen_lab.prompt import ChatWriter
 from ragen_lab.reward import reward_matrix, spread, trajectory_reward
 from ragen_lab.rollout.collect import Rollout, collect
+from ragen_lab.rollout.engine import LOGPROB_TOLERANCE
 from ragen_lab.track import Outcome, Tracker
-from ragen_lab.trajectory import Trajectory, TrajectoryGroup
+from ragen_lab.trajectory import MODEL, Trajectory, TrajectoryGroup
 
+log = logging.getLogger(__name__)
 _LEVEL_SEEDS = 2**32  # training levels are drawn below this
 
 
@@ -95,7 +99,7 @@ class Learner:
         optim = cfg.optim
         adam = {"betas": (optim.beta1, optim.beta2), "weight_decay": optim.weight_decay}
         self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=optim.lr, **adam)  # type: ignore[arg-type]
-        self.critic = Critic(policy) if cfg.algo.name == "ppo" else None
+        self.critic = Critic(policy) if cfg.algo.has_critic else None
         self.critic_optimizer = (
             torch.optim.AdamW(self.critic.parameters(), lr=optim.critic_lr, **adam) if self.critic else None  # type: ignore[arg-type]
         )
@@ -136,32 +140,35 @@ class Learner:
         rollout = self.roll_out(iteration)
         rolled = time.perf_counter()
         metrics = rollout_metrics(rollout)
+        candidates, filled = fill_up(rollout.groups, cfg.filter, lambda extra: self.roll_out(iteration, extra).groups)
+        refilled = time.perf_counter()
         rng = np.random.default_rng(derive(cfg.seed, "filter", iteration))
-        kept = keep_groups(rollout.groups, cfg.filter, rng)
-        groups = [rollout.groups[i] for i in kept.indices]
-        metrics |= kept.metrics | self.update(groups, iteration)
+        kept = keep_groups(candidates, cfg.filter, rng)
+        groups = [candidates[i] for i in kept.indices]
+        metrics |= kept.metrics | filled | self.update(groups, iteration)
         ended = time.perf_counter()
         trained = sum(len(t.ids_T) for group in groups for t in group.trajectories) * cfg.optim.epochs
         return metrics | {
-            "time/rollout_seconds": rolled - began,
-            "time/update_seconds": ended - rolled,
+            "time/rollout_seconds": refilled - began,
+            "time/update_seconds": ended - refilled,
             "time/rollout_tokens_per_second": rollout.tokens / (rolled - began),
-            "time/update_tokens_per_second": trained / (ended - rolled),
+            "time/update_tokens_per_second": trained / (ended - refilled),
         }
 
-    def roll_out(self, iteration: int) -> Rollout:
-        """Sample ``prompts x responses`` trajectories on this iteration's levels."""
+    def roll_out(self, iteration: int, extra: int = 0) -> Rollout:
+        """Sample ``prompts x responses`` trajectories on this iteration's levels; ``extra`` numbers further rounds."""
         cfg = self.cfg
         prompts, responses = cfg.rollout.prompts, cfg.rollout.responses
-        levels = [derive(cfg.seed, "level", iteration, g) % _LEVEL_SEEDS for g in range(prompts)]
+        again = () if extra == 0 else (extra,)
+        levels = [derive(cfg.seed, "level", iteration, g, *again) % _LEVEL_SEEDS for g in range(prompts)]
         dynamics = [
             [
-                derive(cfg.seed, "dynamics", iteration, g, 0 if cfg.rollout.shared_dynamics else m)
+                derive(cfg.seed, "dynamics", iteration, g, 0 if cfg.rollout.shared_dynamics else m, *again)
                 for m in range(responses)
             ]
             for g in range(prompts)
         ]
-        seed = derive(cfg.seed, "sample", iteration)
+        seed = derive(cfg.seed, "sample", iteration, *again)
         return collect(self.policy, self.writer, cfg, levels, dynamics, cfg.rollout.temperature, seed)
 
     def update(self, groups: list[TrajectoryGroup], iteration: int) -> dict[str, float]:
@@ -173,7 +180,8 @@ class Learner:
         old = self._infer(
             trajectories, lambda batch: token_logprobs(self.policy.model, batch, cfg.rollout.temperature)[0]
         )
-        gaps = [np.abs(old[i] - t.logprobs_T[t.roles_T == 1]) for i, t in enumerate(trajectories) if i in first]
+        sampler = [t.logprobs_T[t.roles_T == MODEL] for t in trajectories]
+        sampler_gap = float(np.concatenate([np.abs(old[i] - sampler[i]) for i in sorted(first)]).mean())
         reference = None
         if self.reference is not None:
             model = self.reference.model
@@ -182,14 +190,21 @@ class Learner:
             )
         values = self._infer(trajectories, self.critic) if self.critic is not None else None
         signals = self.signals(groups, old, reference, values)
-        rate = self._set_rate(iteration)
-        totals = Totals()
-        for rows in splits:
-            self._step(trajectories, rows, signals, old, reference, values, totals)
-        metrics = totals.metrics() | {
-            "train/lr": rate,
-            "train/sampler_gap": float(np.concatenate(gaps).mean()),
-        }
+        rate, entropy_coef = self._set_rate(iteration), self.entropy_coef(iteration)
+        totals, checked = Totals(), {}
+        for number, rows in enumerate(splits):
+            self._step(trajectories, rows, signals, old, reference, values, sampler, entropy_coef, totals)
+            if number == 0 and iteration == 1 and cfg.train.check != "off":
+                checked = {"check/faults": float(self._check(groups, totals, sampler_gap))}
+        metrics = (
+            totals.metrics()
+            | checked
+            | {
+                "train/lr": rate,
+                "train/entropy_coef": entropy_coef,
+                "train/sampler_gap": sampler_gap,
+            }
+        )
         if signals.returns is not None and values is not None:
             metrics["train/explained_variance"] = explained_variance(
                 np.concatenate(signals.returns), np.concatenate(values)
@@ -208,24 +223,29 @@ class Learner:
     ) -> TokenSignals:
         """Advantages (and returns) per model token, from raw rewards."""
         algo = self.cfg.algo
-        rewards_GR = reward_matrix(groups)
         penalties: list[Any] = [np.zeros(len(o)) for o in old]
         if algo.kl.place == "reward" and reference is not None:
             penalties = [
                 -algo.kl.coef * kl_estimate(torch.from_numpy(o), torch.from_numpy(r), algo.kl.estimator).numpy()
                 for o, r in zip(old, reference, strict=True)
             ]
-        if algo.name == "grpo":
-            rewards_GR = rewards_GR + np.array([p.sum() for p in penalties]).reshape(rewards_GR.shape)
-            advantages_GR = group_advantages(rewards_GR, algo.std_normalize)
-            return TokenSignals(broadcast(advantages_GR, [len(o) for o in old]), None)
-        assert values is not None
-        pairs = [
-            gae(terminal_reward(reward, len(value)) + penalty, value.astype(np.float64), algo.gamma, algo.lam)
-            for reward, value, penalty in zip(rewards_GR.reshape(-1), values, penalties, strict=True)
-        ]
-        advantages, returns = [a for a, _ in pairs], [r for _, r in pairs]
-        return TokenSignals(whiten(advantages) if algo.whiten else advantages, returns)
+        return ALGORITHMS[algo.name].estimate(as_episodes(groups, penalties, values), algo)
+
+    def entropy_coef(self, iteration: int) -> float:
+        """Weight of the entropy bonus at this iteration."""
+        algo = self.cfg.algo
+        gone = (iteration - 1) / self.cfg.train.iterations if algo.entropy_schedule == "linear" else 0.0
+        return algo.entropy_coef * (1.0 - gone)
+
+    def _check(self, groups: list[TrajectoryGroup], totals: Totals, sampler_gap: float) -> int:
+        """Count, and tell, what the first step broke. Raises SelfCheckError under ``train.check`` strict."""
+        dtype = self.cfg.policy.dtype
+        faults = self_check(groups, totals, sampler_gap, LOGPROB_TOLERANCE[dtype], self.policy.vocabulary, dtype)
+        if faults and self.cfg.train.check == "strict":
+            raise SelfCheckError("The first update broke what must hold (train.check: strict):\n" + "\n".join(faults))
+        for fault in faults:
+            log.warning("self-check of the first update: %s", fault)
+        return len(faults)
 
     def _step(
         self,
@@ -235,11 +255,14 @@ class Learner:
         old: list[Any],
         reference: list[Any] | None,
         values: list[Any] | None,
+        sampler: list[Any],
+        entropy_coef: float,
         totals: Totals,
     ) -> None:
-        """One optimizer step on ``rows``: token-mean over the whole step, whatever the micro-batches."""
+        """One optimizer step on ``rows``, aggregated over the whole step, whatever the micro-batches."""
         cfg, algo, device = self.cfg, self.cfg.algo, self.policy.device
         count = sum(len(old[i]) for i in rows)
+        budget = cfg.rollout.max_turns * cfg.rollout.max_new_tokens
         self.optimizer.zero_grad(set_to_none=True)
         if self.critic_optimizer is not None:
             self.critic_optimizer.zero_grad(set_to_none=True)
@@ -251,12 +274,16 @@ class Learner:
 
             old_N, advantages_N = gather(old), gather(signals.advantages)
             new_N, entropy_N = token_logprobs(self.policy.model, batch, cfg.rollout.temperature)
-            loss_N, ratio_N = policy_loss(new_N, old_N, advantages_N, algo)
-            objective_N = loss_N - algo.entropy_coef * entropy_N
+            loss_N, ratio_N = policy_loss(new_N, old_N, advantages_N, algo, batch.row_N)
+            if algo.importance_cap is not None:
+                weight_N = importance_weight(old_N, gather(sampler), algo.importance_cap)
+                loss_N = loss_N * weight_N
+                totals.add_weights(weight_N, algo.importance_cap)
+            objective_N = loss_N - entropy_coef * entropy_N
             if algo.kl.place == "loss" and reference is not None:
                 objective_N = objective_N + algo.kl.coef * kl_estimate(new_N, gather(reference), algo.kl.estimator)
-            _backward(objective_N.sum() / count)
-            totals.add_policy(loss_N, ratio_N, entropy_N, new_N, old_N, algo.clip_low, algo.clip_high)
+            _backward(aggregate(objective_N, batch.row_N, algo.aggregates_by, count, len(rows), budget))
+            totals.add_policy(loss_N, ratio_N, entropy_N, new_N, old_N, algo)
             if self.critic is not None and values is not None and signals.returns is not None:
                 value_loss_N = value_loss(self.critic(batch), gather(values), gather(signals.returns), algo.value_clip)
                 _backward(value_loss_N.sum() / count)
@@ -297,50 +324,6 @@ class Learner:
 
 def _backward(loss: Tensor) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
-
-
-class Totals:
-    """Sums over the tokens and lists over the steps of one update phase."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.sums: dict[str, float] = {"loss": 0.0, "entropy": 0.0, "clipped": 0.0, "kl": 0.0}
-        self.value_sum, self.value_tokens = 0.0, 0
-        self.max_ratio = 0.0
-        self.norms: list[float] = []
-        self.critic_norms: list[float] = []
-
-    def add_policy(
-        self, loss_N: Tensor, ratio_N: Tensor, entropy_N: Tensor, new_N: Tensor, old_N: Tensor, low: float, high: float
-    ) -> None:
-        with torch.no_grad():
-            self.tokens += len(loss_N)
-            self.sums["loss"] += float(loss_N.sum())
-            self.sums["entropy"] += float(entropy_N.sum())
-            self.sums["clipped"] += float(((ratio_N < 1 - low) | (ratio_N > 1 + high)).sum())
-            self.sums["kl"] += float(kl_estimate(log_ratio(old_N, new_N), torch.zeros_like(old_N), "k3").sum())
-            highest = float(ratio_N.max())
-            self.max_ratio = highest if math.isnan(highest) else max(self.max_ratio, highest)
-
-    def add_value(self, loss_N: Tensor) -> None:
-        self.value_sum += float(loss_N.detach().sum())
-        self.value_tokens += len(loss_N)
-
-    def metrics(self) -> dict[str, float]:
-        found = {
-            "train/updates": float(len(self.norms)),
-            "train/policy_loss": self.sums["loss"] / self.tokens,
-            "train/entropy": self.sums["entropy"] / self.tokens,
-            "train/clip_fraction": self.sums["clipped"] / self.tokens,
-            "train/kl_old": self.sums["kl"] / self.tokens,
-            "train/max_ratio": self.max_ratio,
-            "train/grad_norm": float(np.mean(self.norms)),
-            "train/grad_norm_max": float(np.max(self.norms)),
-        }
-        if self.value_tokens:
-            found["train/value_loss"] = self.value_sum / self.value_tokens
-            found["train/critic_grad_norm"] = float(np.mean(self.critic_norms))
-        return found
 
 
 def split_rows(rows: int, cfg: RunConfig, rng: np.random.Generator) -> list[Any]:

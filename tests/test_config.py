@@ -21,6 +21,7 @@ from ragen_lab.config import (
     knobs,
     load,
     steps_per_iteration,
+    steps_vary,
 )
 from ragen_lab.errors import ConfigError
 
@@ -80,7 +81,7 @@ def test_a_changed_default_must_raise_the_schema_version():
 
     leaves = {name: flatten(section().model_dump()) for name, section in ENV_SECTIONS.items()}
     text = json.dumps([RunConfig().flat(), leaves], sort_keys=True)
-    assert (SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest()[:12]) == (1, "91a002cadf72")
+    assert (SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest()[:12]) == (1, "3dfbef6433e4")
 
 
 def test_ids_ignore_what_cannot_change_the_numbers():
@@ -93,6 +94,7 @@ def test_ids_ignore_what_cannot_change_the_numbers():
         {"train.checkpoint_every": 5},
         {"filter.keep_ratio": 0.25},
         {"optim.lr": 0.000001},
+        {"train.check": "strict"},
     ):
         assert base.with_overrides(override).trial_id() == base.trial_id(), override
     for override in (
@@ -144,7 +146,7 @@ def test_all_faults_of_a_page_at_once_each_with_its_path():
         "optim.lr: got 'fast'",
         "env.slip: got 2",
         "rollout.responses: 1",
-        "'ppo' or 'grpo'",
+        "'ppo', 'bi_level_gae', 'grpo'",
     ):
         assert part in text
 
@@ -164,6 +166,16 @@ def test_all_faults_of_a_page_at_once_each_with_its_path():
         ({"optim.lr": float("nan")}, "finite"),
         ({"rollout.responses": 1, "algo.name": "grpo"}, "no group baseline"),
         ({"rollout.responses": 1}, "no in-group spread"),
+        ({"rollout.responses": 1, "algo.name": "rloo"}, "algo.name rloo has no group baseline"),
+        ({"rollout.responses": 1, "filter.kind": "zero_only"}, "filter.kind zero_only has no in-group spread"),
+        ({"filter.kind": "random", "filter.resample": 2}, "the control that does not"),
+        ({"filter.kind": "top_p", "optim.updates_per_rollout": 17}, "at most 16"),  # one group of 16 may be left
+        ({"filter.top_p": 0.0}, "greater than 0"),
+        ({"filter.min_p": 1.5}, "less than or equal to 1"),
+        ({"filter.top_k": 0}, "greater than or equal to 1"),
+        ({"filter.resample": -1}, "greater than or equal to 0"),
+        ({"algo.importance_cap": 0.5}, "greater than or equal to 1"),
+        ({"algo.gamma_turn": 1.5}, "less than or equal to 1"),
         ({"train.iterations": 65}, "use 60"),
         ({"optim.updates_per_rollout": 100}, "at most 32"),
         ({"optim.updates_per_rollout": 3, "optim.epochs": 2}, "multiple of optim.epochs 2"),
@@ -226,6 +238,20 @@ def test_inert_knobs_are_named():
     assert names({"algo.clip_high": 0.4}) == ["algo.clip_high"]  # 25 % of 8 x 16 = 32 rows: one update
     assert names({"algo.clip_high": 0.4, "filter.keep_ratio": 1.0}) == []
     assert names({"algo.name": "grpo", "algo.lam": 0.9}) == ["algo.lam"]
+    assert names({"filter.kind": "top_p", "filter.keep_ratio": 0.5}) == ["filter.keep_ratio"]
+    assert names({"filter.top_k": 3}) == ["filter.top_k"]
+    assert names({"filter.kind": "top_k", "filter.top_k": 8}) == ["filter.kind"]
+    assert names({"filter.kind": "top_k", "filter.top_k": 8, "filter.resample": 1}) == []
+    assert names({"algo.gamma_turn": 0.9}) == ["algo.gamma_turn"]
+    assert names({"algo.name": "bi_level_gae", "algo.credit": "turn"}) == ["algo.credit"]
+    assert names({"algo.credit": "turn", "rollout.max_turns": 1}) == ["algo.credit"]
+    assert names({"algo.credit": "turn"}) == []
+    assert names({"algo.aggregation": "token_mean"}) == ["algo.aggregation"]
+    assert names({"algo.name": "dr_grpo", "algo.std_normalize": False}) == ["algo.std_normalize"]
+    assert names({"algo.name": "reinforce_pp", "algo.gamma": 0.9, "algo.lam": 0.9}) == ["algo.lam"]
+    assert names({"algo.loss": "cispo", "algo.ratio": "sequence"}) == ["algo.ratio", "algo.loss"]
+    assert names({"algo.loss": "cispo", "algo.dual_clip": 4.0, "filter.keep_ratio": 1.0}) == ["algo.dual_clip"]
+    assert names({"algo.entropy_schedule": "linear", "algo.entropy_coef": 0.0}) == ["algo.entropy_schedule"]
     assert names({"policy.warm_start.lr": 0.1}) == ["policy.warm_start.lr"]
 
 
@@ -237,6 +263,21 @@ def test_steps_per_iteration():
     assert steps(filter__keep_ratio=1.0) == 4
     assert steps(filter__keep_ratio=1.0, optim__epochs=2) == 8
     assert steps(optim__updates_per_rollout=4) == 4
+    assert steps(filter__kind="top_k", filter__top_k=4) == 2  # 64 rows / 32
+    assert steps(filter__kind="smallest", filter__keep_ratio=0.5) == 2
+    assert steps(filter__kind="zero_only") == 4  # at most: all 128 rows
+
+
+def test_steps_that_depend_on_the_rewards_are_told():
+    def vary(**o):
+        return steps_vary(RunConfig().with_overrides({k.replace("__", "."): v for k, v in o.items()}))
+
+    assert vary(filter__kind="zero_only")
+    assert vary(filter__kind="top_p")
+    assert not vary()
+    assert not vary(filter__kind="top_k")
+    assert not vary(filter__kind="zero_only", optim__updates_per_rollout=4)
+    assert not vary(filter__kind="zero_only", optim__minibatch=128)
 
 
 def test_every_knob_has_its_sentence():
@@ -255,7 +296,7 @@ def test_the_config_imports_no_torch():
 def test_every_algorithm_and_filter_of_the_config_is_built():
     from typing import get_args
 
-    from ragen_lab.algo.base import ALGORITHMS
+    from ragen_lab.algo.advantages import ALGORITHMS
     from ragen_lab.config import AlgoSection, FilterSection
     from ragen_lab.filter import FILTERS
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ragen_lab.config import FilterSection, RewardSection, kept_count
-from ragen_lab.filter import keep_groups
+from ragen_lab.config import FilterSection, RewardSection, kept_bounds, kept_count
+from ragen_lab.filter import FILTERS, fill_up, keep_groups
 from ragen_lab.reward import reward_matrix, spread, trajectory_reward, turn_penalty
 from ragen_lab.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -48,6 +50,10 @@ def test_the_groups_with_the_highest_spread_are_kept():
         "filter/kept_groups": 2.0,
         "filter/kept_share": 0.5,
         "filter/kept_std": 1.5,
+        "filter/kept_std_min": 1.0,
+        "filter/dropped_std_max": 0.5,
+        "filter/kept_spread_share": 3 / 3.5,
+        "filter/kept_zero": 0.0,
         "filter/all_equal": 0.0,
     }
 
@@ -107,3 +113,105 @@ def test_reward_is_the_sum_of_turns_and_penalties():
     assert reward_matrix(groups([[1.0, 2.0]], [[-0.1, 0.0]])).tolist() == [[0.9, 2.0]]
     assert turn_penalty(True, RewardSection(format_penalty=0.3)) == 0.0
     assert turn_penalty(False, RewardSection(format_penalty=0.3)) == -0.3
+
+
+
+
+def chosen(kind, rows, **knobs):
+    section = FilterSection(kind=kind, **knobs)
+    return keep_groups(groups(rows), section, np.random.default_rng(0))
+
+
+SPREADS = [[0, 2], [0, 6], [1, 1], [0, 4], [0, 0.4]]  # stds 1, 3, 0, 2, 0.2: 6.2 in all; ranked 1, 3, 0, 4, 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "knobs", "indices"),
+    [
+        ("top_p", {"top_p": 0.4}, (1,)),  # 3 >= 2.48
+        ("top_p", {"top_p": 0.5}, (1, 3)),  # 3 < 3.1 <= 5
+        ("top_p", {"top_p": 0.9}, (0, 1, 3)),  # 5 < 5.58 <= 6
+        ("top_p", {"top_p": 1.0}, (0, 1, 3, 4)),  # all that have any
+        ("top_k", {"top_k": 1}, (1,)),
+        ("top_k", {"top_k": 3}, (0, 1, 3)),
+        ("top_k", {"top_k": 9}, (0, 1, 2, 3, 4)),
+        ("min_p", {"min_p": 0.5}, (1, 3)),  # at least 1.5
+        ("min_p", {"min_p": 1 / 3}, (0, 1, 3)),  # at least 1: the bound itself is kept
+        ("min_p", {"min_p": 0.0}, (0, 1, 2, 3, 4)),
+        ("zero_only", {}, (0, 1, 3, 4)),
+        ("smallest", {"keep_ratio": 0.4}, (2, 4)),
+        ("std", {"keep_ratio": 0.4}, (1, 3)),
+    ],
+)
+def test_kinds_worked_by_hand(kind, knobs, indices):
+    result = chosen(kind, SPREADS, **knobs)
+    assert result.indices == indices
+    least, most = kept_bounds(FilterSection(kind=kind, **knobs), len(SPREADS))
+    assert least <= len(indices) <= most
+
+
+def test_why_a_group_was_kept_is_logged():
+    metrics = chosen("top_p", SPREADS, top_p=0.5).metrics
+    assert metrics["filter/kept_spread_share"] == pytest.approx(5 / 6.2)
+    assert metrics["filter/kept_std_min"] == 2.0
+    assert metrics["filter/dropped_std_max"] == 1.0
+    assert metrics["filter/kept_zero"] == 0.0
+    assert chosen("smallest", SPREADS, keep_ratio=0.4).metrics["filter/kept_zero"] == 1.0
+    assert "filter/dropped_std_max" not in chosen("top_k", SPREADS, top_k=5).metrics
+
+
+@pytest.mark.parametrize("kind", sorted(FILTERS))
+def test_no_spread_anywhere(kind):
+    """Pitfall 12: at least one group, no group twice, counted; those that look for spread keep the first one."""
+    result = chosen(kind, [[1, 1], [2, 2], [0, 0]], keep_ratio=0.5)
+    assert len(set(result.indices)) == len(result.indices) >= 1
+    assert result.metrics["filter/all_equal"] == 1.0
+    assert result.metrics["filter/kept_zero"] == len(result.indices)
+    assert result.metrics["filter/kept_spread_share"] == 1.0
+    if kind in ("top_p", "min_p", "zero_only"):
+        assert result.indices == (0,)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=8),
+    st.sampled_from(sorted(FILTERS)),
+    st.floats(0.01, 1),
+)
+def test_promises_of_every_kind(rows, kind, share):
+    """Pitfalls 12, 13: ascending, distinct, within the stated bounds; blind to shift and scale of all rewards."""
+    knobs = {"keep_ratio": share, "top_p": share, "min_p": share, "top_k": 1 + len(rows) // 2}
+    result = chosen(kind, rows, **knobs)
+    assert list(result.indices) == sorted(set(result.indices))
+    least, most = kept_bounds(FilterSection(kind=kind, **knobs), len(rows))
+    assert least <= len(result.indices) <= most
+    assert chosen(kind, [[2 * r + 1 for r in row] for row in rows], **knobs).indices == result.indices
+    if kind == "top_p":  # the fewest: without its weakest group the kept ones hold less than the share
+        kept_std = sorted(result.std_G[list(result.indices)])
+        assert sum(kept_std[1:]) <= share * result.std_G.sum() + 1e-9 or len(kept_std) == 1
+
+
+def test_filling_up():
+    """DAPO's dynamic sampling: rounds until enough groups have spread, those first, and no more than asked."""
+    first = groups([[0, 0], [0, 1], [2, 2], [3, 3]])
+    rounds = {1: groups([[1, 1], [0, 2], [5, 5], [5, 5]]), 2: groups([[0, 3], [0, 4], [0, 5], [0, 6]])}
+    asked = []
+
+    def more(number):
+        asked.append(number)
+        return rounds[number]
+
+    found, told = fill_up(first, FilterSection(kind="zero_only", resample=5), more)
+    assert asked == [1, 2]
+    assert reward_matrix(found).tolist() == [[0, 1], [0, 2], [0, 3], [0, 4]]
+    assert told == {"filter/extra_rollouts": 2.0, "filter/sampled_groups": 12.0, "filter/full": 1.0}
+    asked.clear()  # one round at most: not full, topped up with groups without spread, in order
+    found, told = fill_up(first, FilterSection(kind="zero_only", resample=1), more)
+    assert asked == [1]
+    assert reward_matrix(found).tolist() == [[0, 1], [0, 2], [0, 0], [2, 2]]
+    assert told["filter/full"] == 0.0
+    asked.clear()  # a filter that keeps a quarter needs one group only
+    found, told = fill_up(first, FilterSection(kind="std", keep_ratio=0.25, resample=5), more)
+    assert (asked, found) == ([], first)
+    off, told = fill_up(first, FilterSection(kind="zero_only"), more)
+    assert (asked, off) == ([], first)
+    assert told == {"filter/extra_rollouts": 0.0, "filter/sampled_groups": 4.0, "filter/full": 0.0}

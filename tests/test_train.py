@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,12 +65,26 @@ def test_equal_configs_give_bit_equal_metrics(algo, shared_home):
         {"algo__name": "grpo"},
         {"algo__name": "ppo", "filter__keep_ratio": 0.5},
         {"algo__name": "grpo", "filter__kind": "random", "filter__keep_ratio": 0.5, "algo__kl__place": "loss"},
+        {"algo__name": "bi_level_gae", "filter__kind": "top_p", "algo__entropy_schedule": "linear"},
+        {
+            "algo__name": "rloo",
+            "algo__credit": "turn",
+            "algo__importance_cap": 2.0,
+            "filter__kind": "zero_only",
+            "filter__resample": 2,
+        },
+        {"algo__name": "dr_grpo", "algo__ratio": "sequence", "optim__epochs": 2, "filter__kind": "min_p"},
+        {"algo__name": "reinforce_pp", "algo__loss": "cispo", "filter__kind": "smallest", "filter__keep_ratio": 0.5},
+        {"algo__name": "reinforce_pp_baseline", "algo__aggregation": "sequence_mean", "filter__kind": "top_k"},
     ],
-    ids=["grpo", "ppo-filtered", "random-kl"],
+    ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
 def test_a_resumed_run_equals_the_uninterrupted_one(changes, shared_home, tmp_path):
-    """Pitfall 20: model, optimizers, random draws, level seeds and detectors go on as if nothing had happened."""
-    cfg = config(**changes)
+    """Pitfall 20: model, optimizers, random draws, level seeds and detectors go on as if nothing had happened.
+
+    Every algorithm and filter is here once, and each first update passes the strict self-check (pitfall 15).
+    """
+    cfg = config(**changes, train__check="strict")
     train(cfg, FolderTracker(tmp_path / "whole", cfg), shared_home)
 
     class Killed(BaseException):
@@ -122,14 +137,24 @@ def parameters(learner):
     return torch.cat([p.detach().flatten() for part in parts for p in part.parameters()])
 
 
-@pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_micro_batches_do_not_change_the_update(algo, shared_home):
-    """Pitfall 14: token-mean over the whole optimizer step, for any split into forward passes."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algo__name": "grpo"},
+        {"algo__name": "ppo"},
+        {"algo__name": "dr_grpo", "algo__ratio": "sequence"},
+        {"algo__name": "grpo", "algo__aggregation": "sequence_mean", "algo__importance_cap": 1.0},
+        {"algo__name": "grpo", "algo__loss": "cispo"},
+    ],
+    ids=lambda changes: "-".join(str(value) for value in changes.values()),
+)
+def test_micro_batches_do_not_change_the_update(changes, shared_home):
+    """Pitfall 14: aggregated over the whole optimizer step, for any split into forward passes."""
     results = []
     for micro in (1, 3, 16):
         learner = fresh_learner(
             shared_home,
-            algo__name=algo,
+            **changes,
             optim__micro_batch=micro,
             optim__updates_per_rollout=2,
             algo__kl__place="loss",
@@ -154,8 +179,80 @@ def test_an_on_policy_step_has_ratio_one(shared_home):
     assert metrics["train/clip_fraction"] == 0.0
     assert abs(metrics["train/kl_old"]) < 1e-6
     assert 0 < metrics["train/sampler_gap"] < 1e-5
+    assert metrics["train/log_ratio_abs"] < 1e-6
+    assert metrics["train/steps_old"] == 0.0
+    assert metrics["check/faults"] == 0.0
     several = fresh_learner(shared_home, algo__name="grpo", optim__updates_per_rollout=4)
-    assert several.update(several.roll_out(1).groups, 1)["train/max_ratio"] > 1.001
+    stale = several.update(several.roll_out(1).groups, 1)
+    assert stale["train/max_ratio"] > 1.001
+    assert stale["train/log_ratio_abs"] > 1e-3
+
+
+def test_both_readings_of_rollout_frequency_are_staler_than_one_update(shared_home):
+    """paper.md finding 5c: (i) a k-times batch in k updates, (ii) k passes over one batch; measured staleness."""
+
+    def measured(**changes):
+        learner = fresh_learner(shared_home, algo__name="grpo", **changes)
+        metrics = learner.update(learner.roll_out(1).groups, 1)
+        return metrics["train/updates"], metrics["train/steps_old"], metrics["train/log_ratio_abs"]
+
+    fresh = measured(rollout__prompts=2, optim__updates_per_rollout=1)
+    split = measured(rollout__prompts=8, optim__updates_per_rollout=4)
+    passes = measured(rollout__prompts=2, optim__updates_per_rollout=4, optim__epochs=4)
+    assert fresh[:2] == (1, 0)
+    assert split[0] == passes[0] == 4
+    assert passes[1] == 1.5  # 0, 1, 2, 3 steps old, the same tokens each time
+    assert split[1] == pytest.approx(1.5, abs=0.5)  # the four parts differ in their tokens
+    assert fresh[2] < 1e-6 < 1e-3 < min(split[2], passes[2])
+
+
+def test_the_entropy_bonus_follows_its_schedule(shared_home):
+    # iterations 4, coefficient 0.01: 1, 3/4, 2/4, 1/4 of it
+    learner = fresh_learner(shared_home, algo__entropy_schedule="linear", algo__entropy_coef=0.01, algo__name="grpo")
+    assert [learner.entropy_coef(i) for i in (1, 2, 3, 4)] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    constant = fresh_learner(shared_home, algo__entropy_coef=0.01, algo__name="grpo")
+    assert [constant.entropy_coef(i) for i in (1, 4)] == [0.01, 0.01]
+    assert learner.cfg.with_overrides({"train.iterations": 8}).trial_id() != learner.cfg.trial_id()
+
+
+def test_a_sampler_that_differs_is_corrected(shared_home):
+    """Truncated importance sampling: halved sampler probabilities double the loss, up to the cap."""
+    found = {}
+    for cap in (None, 4.0, 1.5):
+        learner = fresh_learner(
+            shared_home, algo__name="grpo", algo__importance_cap=cap, optim__updates_per_rollout=1, train__check="off"
+        )
+        groups = [
+            replace(g, trajectories=tuple(replace(t, logprobs_T=t.logprobs_T - math.log(2)) for t in g.trajectories))
+            for g in learner.roll_out(1).groups
+        ]
+        found[cap] = learner.update(groups, 1)
+    assert found[4.0]["train/policy_loss"] == pytest.approx(2 * found[None]["train/policy_loss"], rel=1e-4)
+    assert found[1.5]["train/policy_loss"] == pytest.approx(1.5 * found[None]["train/policy_loss"], rel=1e-4)
+    assert found[4.0]["train/importance_mean"] == pytest.approx(2, rel=1e-4)
+    assert (found[4.0]["train/importance_capped"], found[1.5]["train/importance_capped"]) == (0.0, 1.0)
+    assert "train/importance_mean" not in found[None]
+
+
+def test_dynamic_sampling_goes_on_until_enough_groups_have_spread(shared_home):
+    """DAPO: further rounds on levels of their own, the same in every run; the update never grows."""
+    off = fresh_learner(shared_home, algo__name="grpo", filter__kind="zero_only", train__check="off")
+    cfg = {"algo__name": "grpo", "filter__kind": "zero_only", "filter__resample": 3}
+    once, again = (fresh_learner(shared_home, **cfg).iterate(1) for _ in range(2))
+    plain = off.iterate(1)
+    assert {k: v for k, v in once.items() if not k.startswith("time/")} == {
+        k: v for k, v in again.items() if not k.startswith("time/")
+    }
+    assert plain["filter/kept_groups"] < 4, "the seed should leave groups without spread"
+    assert once["filter/kept_groups"] > plain["filter/kept_groups"]
+    assert once["filter/kept_groups"] <= 4
+    assert once["filter/sampled_groups"] == 4 * (1 + once["filter/extra_rollouts"])
+    for name in ("rollout/reward_mean", "rollout/reward_std_in_group", "rollout/success"):
+        assert once[name] == plain[name], "measured on the first rollout, so that arms can be compared"
+    learner = fresh_learner(shared_home, **cfg)
+    levels = [[g.level_seed for g in learner.roll_out(1, extra).groups] for extra in range(3)]
+    assert len(set(levels[0] + levels[1] + levels[2])) == 12
+    assert levels[0] == [g.level_seed for g in off.roll_out(1).groups]
 
 
 def test_training_covers_exactly_the_sampled_tokens(shared_home, small_policy):
@@ -198,9 +295,7 @@ def test_a_step_with_a_non_finite_gradient_is_recorded_and_not_taken(shared_home
     learner = fresh_learner(shared_home, algo__name="grpo")
     groups = learner.roll_out(1).groups
     before = parameters(learner).clone()
-    monkeypatch.setattr(
-        trainer, "policy_loss", lambda new, old, adv, algo: (new * float("nan"), new.exp() * float("nan"))
-    )
+    monkeypatch.setattr(trainer, "policy_loss", lambda new, *rest: (new * float("nan"), new.exp() * float("nan")))
     metrics = learner.update(groups, 1)
     for key in ("train/policy_loss", "train/grad_norm", "train/max_ratio"):
         assert math.isnan(metrics[key]), key
@@ -245,7 +340,13 @@ def test_every_logged_metric_is_in_the_catalogue_and_the_other_way_round(shared_
     """A metric without its sentence, or a sentence without its metric, is a fault."""
     from ragen_lab.metrics import METRICS
 
-    cfg = config(algo__name="ppo", algo__kl__place="loss", train__iterations=4)
+    cfg = config(
+        algo__name="ppo",
+        algo__kl__place="loss",
+        algo__importance_cap=2.0,
+        filter__keep_ratio=0.5,
+        train__iterations=4,
+    )
     tracker = MemoryTracker()
     train(cfg, tracker, shared_home)
     logged = {key for row in tracker.rows for key in row} - {"iteration", "timestamp"}
@@ -272,7 +373,7 @@ def test_learning_and_that_a_broken_loss_does_not_learn(shared_home, monkeypatch
     start, *_, end = [row for row in run(cfg, shared_home)[1] if "eval/success" in row]
     assert end["eval/success_low"] > start["eval/success_high"]
 
-    monkeypatch.setattr(trainer, "policy_loss", lambda new, old, adv, algo: losses.policy_loss(new, old, -adv, algo))
+    monkeypatch.setattr(trainer, "policy_loss", lambda new, old, adv, *rest: losses.policy_loss(new, old, -adv, *rest))
     flipped = [row for row in run(cfg, shared_home)[1] if "eval/success" in row][-1]
     assert flipped["eval/success_high"] < end["eval/success_low"]
     assert flipped["eval/success"] < start["eval/success"]

@@ -55,9 +55,9 @@ def _metrics() -> list[Entry]:
 
 
 def _algorithms() -> list[Entry]:
-    from ragen_lab.algo.base import ALGORITHMS
+    from ragen_lab.algo.advantages import ALGORITHMS
 
-    return [{"name": name, "about": about} for name, about in ALGORITHMS.items()]
+    return [{"name": name, "about": algorithm.sentence} for name, algorithm in ALGORITHMS.items()]
 
 
 def _filters() -> list[Entry]:

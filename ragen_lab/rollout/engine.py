@@ -15,6 +15,9 @@ from transformers.cache_utils import Cache
 from ragen_lab.errors import ConfigError
 from ragen_lab.policy.model import Policy, cache_keyword, last_logits
 
+# Mean |log-prob of this engine - log-prob of the training forward| over tokens that dtype can explain.
+LOGPROB_TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
+
 
 @dataclass(frozen=True)
 class Reply:

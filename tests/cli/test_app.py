@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from ragen_lab.algo.base import ALGORITHMS
+from ragen_lab.algo.advantages import ALGORITHMS
 from ragen_lab.cli import app, main
 from ragen_lab.filter import FILTERS
 from ragen_lab.sweep import drive as driving
@@ -222,7 +222,8 @@ def test_list(what: str, cli: Callable[..., Any]) -> None:
 
 
 def test_list_says_what_the_choices_are(cli: Callable[..., Any]) -> None:
-    for what, table in (("algorithms", ALGORITHMS), ("filters", {name: about for name, (about, _) in FILTERS.items()})):
+    algorithms = {name: algorithm.sentence for name, algorithm in ALGORITHMS.items()}
+    for what, table in (("algorithms", algorithms), ("filters", {name: about for name, (about, _) in FILTERS.items()})):
         listed = json.loads(cli("list", what, "--json")[1])
         assert {entry["name"]: entry["about"] for entry in listed} == table
 
