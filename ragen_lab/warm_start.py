@@ -22,7 +22,7 @@ import torch
 from filelock import FileLock
 from torch.nn.functional import cross_entropy
 
-from ragen_lab.config import PolicySection, RolloutSection, RunConfig, load
+from ragen_lab.config import PolicySection, RolloutSection, RunConfig, Section, load
 from ragen_lab.env.base import EVAL_SEED_BASE, make_env
 from ragen_lab.phrases import EXPERT, NOVICE, WORDS
 from ragen_lab.policy.model import load_policy, make_batch, token_logits
@@ -45,14 +45,22 @@ Progress = Callable[[int, int], None]
 
 
 def key(cfg: RunConfig) -> dict[str, Any]:
-    """All that the warm start depends on."""
+    """All that the warm start depends on; knobs at their default are left out.
+
+    So a new knob whose default changes nothing keeps every key. A *changed* default must raise ``VERSION``.
+    """
     return {
         "version": VERSION,
-        "tiny": cfg.policy.tiny.model_dump(),
-        "warm_start": cfg.policy.warm_start.model_dump(),
-        "env": cfg.env.model_dump(),
+        "tiny": _changed(cfg.policy.tiny),
+        "warm_start": _changed(cfg.policy.warm_start),
+        "env": {"name": cfg.env.name, **_changed(cfg.env)},
         "context": _context(cfg),
     }
+
+
+def _changed(section: Section) -> dict[str, Any]:
+    """The fields that are not at their class default."""
+    return section.model_dump(exclude_defaults=True)
 
 
 def key_hash(cfg: RunConfig) -> str:
