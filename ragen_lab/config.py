@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -137,6 +138,12 @@ class RolloutSection(Section):
 
 class RewardSection(Section):
     format_penalty: NonNegative = knob(0.1, "Taken off per turn with no valid action or with any invalid one.")
+    reasoning: Literal["none", "grounded"] = knob(
+        "none", "Reward of the think text: 'none', or 'grounded' for what it states truly about the board."
+    )
+    reasoning_weight: NonNegative = knob(0.1, "Most that the think text of one turn can earn, and lose.")
+    length_penalty: NonNegative = knob(0.0, "Taken off per token of a reply beyond reward.length_free.")
+    length_free: int = knob(0, "Tokens of each reply that cost nothing.", ge=0)
 
 
 class FilterSection(Section):
@@ -198,6 +205,16 @@ class EvalSection(Section):
     every: Count = knob(10, "Iterations between evaluations; iteration 0 is always evaluated.")
     prompts: Count = knob(256, "Fixed evaluation levels, one response each.")
     temperature: Positive = knob(0.5, "Sampling temperature in evaluations.")
+    probes: list[Literal["no_think", "empty_think", "shuffled_think"]] = knob(
+        [], "Evaluations that take the reasoning away: no_think, empty_think, shuffled_think."
+    )
+    mutual_information_every: int = knob(
+        0, "Iterations between estimates of how much the thoughts tell of their prompts; 0 never.", ge=0
+    )
+    mutual_information_prompts: int = knob(32, "Different prompts in that estimate; its cost is their square.", ge=2)
+    sets: list[str | dict[str, dict[str, Any]]] = knob(
+        [], "Generalisation sets, evaluated too: names, or {name: {env.key: value}} (docs/environments.md)."
+    )
 
 
 class LevelSection(Section):
@@ -507,9 +524,88 @@ def cross_faults(cfg: RunConfig) -> list[str]:
             f"optim.updates_per_rollout: {updates} must be a multiple of optim.epochs {optim.epochs} and at most "
             f"{rows * optim.epochs} (the {rows} kept trajectories times the epochs)."
         )
+    faults += _eval_faults(cfg)
     if cfg.detect.level.recovered < cfg.detect.level.fall:
         faults.append("detect.level.recovered: must not be below detect.level.fall.")
     return faults
+
+
+GROUNDED = ("frozen_lake", "sokoban")  # environments of ours that can say where things are
+
+
+def _eval_faults(cfg: RunConfig) -> list[str]:
+    """Rules of the reasoning reward and of the evaluation's extras."""
+    faults: list[str] = []
+    if cfg.reward.reasoning == "grounded" and cfg.env.name in ENV_SECTIONS and cfg.env.name not in GROUNDED:
+        faults.append(
+            f"reward.reasoning: grounded needs an environment that can say where things are; {cfg.env.name} cannot. "
+            f"Use {' or '.join(GROUNDED)}, or none."
+        )
+    try:
+        eval_sets(cfg)
+    except ConfigError as error:
+        faults += error.faults
+    if len(set(cfg.eval.probes)) < len(cfg.eval.probes):
+        faults.append("eval.probes: a probe is there twice.")
+    if cfg.eval.probes and not cfg.prompt.think:
+        faults.append("eval.probes: prompt.think is false, so there is no reasoning to take away.")
+    if "shuffled_think" in cfg.eval.probes and cfg.eval.prompts < 2:
+        faults.append("eval.probes: shuffled_think needs eval.prompts of at least 2.")
+    every = cfg.eval.mutual_information_every
+    if every % cfg.eval.every:
+        faults.append(
+            f"eval.mutual_information_every: {every} is not a multiple of eval.every {cfg.eval.every}, "
+            f"whose thoughts it reads; use {max(1, round(every / cfg.eval.every)) * cfg.eval.every}, or 0 for never."
+        )
+    if every and not cfg.prompt.think:
+        faults.append("eval.mutual_information_every: prompt.think is false, so there are no thoughts; use 0.")
+    return faults
+
+
+# Generalisation sets by name, for runs that train on an environment: what the set changes in the env section.
+EVAL_SETS: dict[str, dict[str, dict[str, Any]]] = {
+    "bandit": {"reversed": {"env.name": "bandit_rev"}},
+    "bandit_rev": {"agreeing": {"env.name": "bandit"}},
+    "frozen_lake": {
+        "slippery": {"env.slip": 1 / 3},
+        "firm": {"env.slip": 0.0},
+        "large": {"env.size": 6},
+        "fewer_holes": {"env.frozen": 0.9},
+    },
+    "sokoban": {"new_vocab": {"env.vocab": "new"}, "large": {"env.size": 8, "env.boxes": 2}},
+}
+
+
+def eval_sets(cfg: RunConfig) -> dict[str, Any]:
+    """Name -> env section of each generalisation set. Raises ConfigError with every fault of ``eval.sets``."""
+    faults: list[str] = []
+    found: dict[str, Any] = {}
+    named = EVAL_SETS.get(cfg.env.name, {})
+    for entry in cfg.eval.sets:
+        if isinstance(entry, str) and entry not in named:
+            allowed = ", ".join(named) or "none by name"
+            faults.append(
+                f"eval.sets: no set {entry!r} for {cfg.env.name}.{suggest(entry, list(named))} There are: {allowed}. "
+                "Or describe one: {name: {env.key: value}}."
+            )
+            continue
+        for name, changes in {entry: named[entry]}.items() if isinstance(entry, str) else entry.items():
+            foreign = [path for path in changes if not path.startswith("env.")]
+            if not re.fullmatch(r"[a-z0-9_]+", name):
+                faults.append(f"eval.sets: the name {name!r} must be of lowercase letters, digits and _.")
+            elif name in found:
+                faults.append(f"eval.sets: {name} is there twice.")
+            elif foreign:
+                faults.append(f"eval.sets: {name}: only env.* can differ, not {', '.join(foreign)}.")
+            else:
+                try:
+                    tree = apply_overrides({"env": cfg.env.model_dump()}, changes, "eval.sets")
+                    found[name] = build(tree, "eval.sets").env
+                except ConfigError as error:
+                    faults += [f"eval.sets: {name}: {fault}" for fault in error.faults]
+    if faults:
+        raise ConfigError("eval.sets", faults)
+    return found
 
 
 def steps_per_iteration(cfg: RunConfig) -> int:
@@ -538,6 +634,14 @@ def inert_knobs(cfg: RunConfig) -> list[str]:
         inert("filter.score", "filter.keep_ratio 1 keeps every group.")
     if cfg.filter.kind == "random":
         inert("filter.score", "random groups are kept whatever they score.")
+    if cfg.reward.reasoning == "none":
+        inert("reward.reasoning_weight", "reward.reasoning is none.")
+    elif not cfg.prompt.think or cfg.reward.reasoning_weight == 0:
+        inert("reward.reasoning", "there is no think text to reward (prompt.think), or reward.reasoning_weight is 0.")
+    if cfg.reward.length_penalty == 0:
+        inert("reward.length_free", "reward.length_penalty is 0.")
+    if cfg.eval.mutual_information_every == 0:
+        inert("eval.mutual_information_prompts", "eval.mutual_information_every is 0.")
     if cfg.algo.kl.place == "off":
         inert("algo.kl.coef", "algo.kl.place is off.")
         inert("algo.kl.estimator", "algo.kl.place is off.")

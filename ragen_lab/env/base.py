@@ -19,6 +19,15 @@ def eval_seeds(count: int) -> range:
     return range(EVAL_SEED_BASE, EVAL_SEED_BASE + count)
 
 
+# Generalisation sets have their own part of the evaluation range.
+GENERAL_SEED_BASE = 2**41
+
+
+def general_seeds(count: int) -> range:
+    """The fixed seeds of a generalisation set: neither training nor evaluation ever uses them."""
+    return range(GENERAL_SEED_BASE, GENERAL_SEED_BASE + count)
+
+
 def is_eval_seed(seed: int) -> bool:
     return seed >= EVAL_SEED_BASE
 

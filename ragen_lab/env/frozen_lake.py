@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ragen_lab.config import FrozenLakeSection
 from ragen_lab.env.base import Demonstration, StepResult
+from ragen_lab.env.grounding import Scene
 from ragen_lab.env.levels import choose_set, direction_words, draw_level, published, published_level
 from ragen_lab.errors import EnvError
 
@@ -203,6 +204,21 @@ class FrozenLake:
             "steps": str(lake.distance[self._cell]),
         }
         return Demonstration(tuple(plan), facts)
+
+    def scene(self) -> Scene:
+        """Where player, goal and holes are; a reasoning text may call the goal a target."""
+        lake = self._started()
+
+        def cell(index: int) -> tuple[int, int]:
+            return index // lake.size + 1, index % lake.size + 1
+
+        things = {
+            "player": (cell(self._cell),),
+            "goal": (cell(lake.goal),),
+            "hole": tuple(cell(hole) for hole in sorted(lake.holes)),
+        }
+        words = {"target": "goal", "destination": "goal"}
+        return Scene(lake.size, lake.size, things, ("hole",), ("goal", "player"), words)
 
     def _started(self) -> Lake:
         if self._lake is None:

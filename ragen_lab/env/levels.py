@@ -16,7 +16,7 @@ from importlib.resources import files
 from random import Random
 from typing import Any
 
-from ragen_lab.env.base import EVAL_SEED_BASE, is_eval_seed
+from ragen_lab.env.base import EVAL_SEED_BASE, GENERAL_SEED_BASE, is_eval_seed
 from ragen_lab.errors import ConfigError
 
 MAX_DRAWS = 2_000
@@ -48,8 +48,8 @@ def choose_set(eval_levels: str, file: str, name: str | None, setting: str, allo
 
 
 def published_level(seed: int, levels: tuple[str, ...]) -> str | None:
-    """The level that evaluation seed number i takes from a published set, or None."""
-    index = seed - EVAL_SEED_BASE
+    """The level that evaluation (or generalisation) seed number i takes from a published set, or None."""
+    index = seed - (GENERAL_SEED_BASE if seed >= GENERAL_SEED_BASE else EVAL_SEED_BASE)
     return levels[index] if 0 <= index < len(levels) else None
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ragen_lab.config import BanditSection
 from ragen_lab.env import bandit, frozen_lake, sokoban
-from ragen_lab.env.base import eval_seeds, make_env
+from ragen_lab.env.base import EVAL_SEED_BASE, make_env
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -270,9 +270,9 @@ def build_model(section: Any, seeds: range, budget: int) -> Model | None:
     return None
 
 
-def reference_lines(section: Any, actions: int, levels: int) -> ReferenceLines:
-    """The lines of ``cfg.env`` for a budget of ``actions`` actions on the first ``levels`` evaluation seeds."""
-    seeds = eval_seeds(levels)
+def reference_lines(section: Any, actions: int, levels: int, first: int = EVAL_SEED_BASE) -> ReferenceLines:
+    """The lines of ``cfg.env`` for a budget of ``actions`` actions on ``levels`` evaluation seeds from ``first``."""
+    seeds = range(first, first + levels)
     if isinstance(section, BanditSection):
         return _bandit_lines(section, seeds)
     model = build_model(section, seeds, actions)
@@ -334,9 +334,13 @@ def _played_lines(section: Any, actions: int, seeds: range) -> ReferenceLines:
     )
 
 
-def cached_reference_lines(section: Any, actions: int, levels: int, folder: Path) -> ReferenceLines:
+def cached_reference_lines(
+    section: Any, actions: int, levels: int, folder: Path, first: int = EVAL_SEED_BASE
+) -> ReferenceLines:
     """``reference_lines`` kept as JSON in ``folder``; safe when several processes ask at once."""
     asked = {"section": section.model_dump(), "actions": actions, "levels": levels, "version": VERSION}
+    if first != EVAL_SEED_BASE:
+        asked["first"] = first
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     file = folder / f"{digest}.json"
     try:
@@ -345,7 +349,7 @@ def cached_reference_lines(section: Any, actions: int, levels: int, folder: Path
         return ReferenceLines(**{**kept, "string": None if string is None else tuple(string)})
     except (FileNotFoundError, json.JSONDecodeError):
         pass  # nothing usable is kept: compute and (over)write
-    lines = reference_lines(section, actions, levels)
+    lines = reference_lines(section, actions, levels, first)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", encoding="utf-8", delete=False) as part:
         json.dump(asdict(lines), part)

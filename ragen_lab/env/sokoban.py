@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from random import Random
 
 from ragen_lab.config import SokobanSection
 from ragen_lab.env.base import Demonstration, StepResult
+from ragen_lab.env.grounding import Scene
 from ragen_lab.env.levels import choose_set, direction_words, draw_level, published, published_level
 from ragen_lab.errors import ConfigError, EnvError
 
@@ -321,6 +323,23 @@ class Sokoban:
         if actions:
             facts["move"] = actions[0].lower()
         return Demonstration(tuple(actions), facts)
+
+    def scene(self) -> Scene:
+        """Where player, boxes, targets and walls are; a text may say 'it' for the box."""
+        room = self._started()
+
+        def cells(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+            return tuple((index // room.size + 1, index % room.size + 1) for index in sorted(indices))
+
+        player, boxes = self._state
+        things = {
+            "player": cells([player]),
+            "box": cells(boxes),
+            "target": cells(room.targets),
+            "wall": cells(room.walls),
+        }
+        words = {"crate": "box", "it": "box", "goal": "target", "storage": "target"}
+        return Scene(room.size, room.size, things, ("wall",), ("target", "box"), words)
 
     def _started(self) -> Room:
         if self._room is None:
