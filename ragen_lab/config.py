@@ -12,10 +12,11 @@ import hashlib
 import json
 import re
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.page import read_page
@@ -76,6 +77,8 @@ class PolicySection(Section):
 
 
 EvalLevels = Literal["auto", "published", "generated"]
+MIN_MOVES_DOC = "Shortest solution of a generated level at least; null for no bound. Published levels stay as they are."
+MAX_MOVES_DOC = "Shortest solution of a generated level at most; null for no bound. Published levels stay as they are."
 EVAL_LEVELS_DOC = (
     "Evaluation levels: 'published' = the paper's release's own 256, 'generated' = ours, "
     "'auto' = published where the release has a set for this setting."
@@ -101,6 +104,11 @@ class FrozenLakeSection(Section):
         1 / 3, "Probability of sliding to each of the two sides; the intended move has 1 - 2 * slip.", ge=0, le=0.5
     )
     eval_levels: EvalLevels = knob("auto", EVAL_LEVELS_DOC)
+    view: Literal["grid", "coordinates"] = knob(
+        "grid", "What is seen: 'grid' the map, 'coordinates' the rows and columns of player, goal and holes."
+    )
+    min_moves: Count | None = knob(None, MIN_MOVES_DOC)
+    max_moves: Count | None = knob(None, MAX_MOVES_DOC)
 
 
 class SokobanSection(Section):
@@ -109,10 +117,49 @@ class SokobanSection(Section):
     boxes: int = knob(1, "Number of boxes and targets.", ge=1, le=4)
     vocab: Literal["standard", "new"] = knob("standard", "Symbols: 'standard' # _ O X P, 'new' W . G C A.")
     eval_levels: EvalLevels = knob("auto", EVAL_LEVELS_DOC)
+    min_moves: Count | None = knob(None, MIN_MOVES_DOC)
+    max_moves: Count | None = knob(None, MAX_MOVES_DOC)
+
+
+class CountdownSection(Section):
+    name: Literal["countdown"] = knob("countdown", "Make a target out of numbers; the action is an equation.")
+    numbers: int = knob(3, "How many numbers are given.", ge=2, le=5)
+    largest: int = knob(99, "Largest number and largest target.", ge=9, le=999)
+
+
+class OutsideSection(Section):
+    """An environment of another package (docs/environments.md)."""
+
+    name: str = knob(
+        "module:Class", "An environment from outside: 'module:Class', or the name of an installed entry point."
+    )
+    options: dict[str, Any] = knob({}, "Keyword arguments of the outside environment's class, as they are.")
+
+
+OUTSIDE_GROUP = "ragen_lab.environments"  # entry points: name = "module:Class"
+
+
+def outside_names() -> list[str]:
+    """Names of environments that installed packages bring along."""
+    return sorted({point.name for point in entry_points(group=OUTSIDE_GROUP)})
+
+
+def _env_kind(value: Any) -> str | None:
+    """Which section a page's env belongs to; an unknown name is its own answer, and pydantic refuses it."""
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    if isinstance(name, str) and name not in ENV_SECTIONS and (":" in name or name in outside_names()):
+        return "outside"
+    return name if isinstance(name, str) else None
 
 
 EnvSection = Annotated[
-    BanditSection | BanditRevSection | FrozenLakeSection | SokobanSection, Field(discriminator="name")
+    Annotated[BanditSection, Tag("bandit")]
+    | Annotated[BanditRevSection, Tag("bandit_rev")]
+    | Annotated[FrozenLakeSection, Tag("frozen_lake")]
+    | Annotated[SokobanSection, Tag("sokoban")]
+    | Annotated[CountdownSection, Tag("countdown")]
+    | Annotated[OutsideSection, Tag("outside")],
+    Discriminator(_env_kind),
 ]
 
 
@@ -330,7 +377,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             leaves.update(flatten(value, f"{path}."))
         else:
             leaves[path] = value
@@ -369,6 +416,7 @@ def knobs(cfg: RunConfig | None = None) -> dict[str, str]:
     found = walk(RunConfig(), "")
     for section in ENV_SECTIONS.values():
         found.update(walk(section(), "env."))
+    found["env.options"] = OutsideSection.model_fields["options"].description or ""
     return found
 
 
@@ -377,6 +425,7 @@ ENV_SECTIONS: dict[str, type[Section]] = {
     "bandit_rev": BanditRevSection,
     "frozen_lake": FrozenLakeSection,
     "sokoban": SokobanSection,
+    "countdown": CountdownSection,
 }
 
 
@@ -442,7 +491,7 @@ def _explain(error: ValidationError, tree: dict[str, Any]) -> tuple[list[str], d
     remaining = json.loads(json.dumps(tree, default=str))
     for item in error.errors():
         parts = [str(part) for part in item["loc"]]
-        if len(parts) > 1 and parts[0] == "env" and parts[1] in ENV_SECTIONS:
+        if len(parts) > 1 and parts[0] == "env" and parts[1] in (*ENV_SECTIONS, "outside"):
             del parts[1]  # pydantic puts the union's tag into the path
         path = ".".join(parts)
         kind, got = item["type"], item.get("input")
@@ -453,9 +502,10 @@ def _explain(error: ValidationError, tree: dict[str, Any]) -> tuple[list[str], d
             faults.append(f"{path}: unknown key.{suggest(path, known)} Allowed here: {allowed}.")
         elif kind in ("union_tag_invalid", "union_tag_not_found"):
             name = got.get("name") if isinstance(got, dict) else got
-            allowed = ", ".join(ENV_SECTIONS)
+            names = [*ENV_SECTIONS, *outside_names()]
+            allowed = f"{', '.join(names)}, or 'module:Class' for one from outside"
             what = f"unknown environment {name!r}" if kind == "union_tag_invalid" else "missing"
-            faults.append(f"env.name: {what}.{suggest(str(name), list(ENV_SECTIONS))} Allowed: {allowed}.")
+            faults.append(f"env.name: {what}.{suggest(str(name), names)} Allowed: {allowed}.")
             remaining.pop("env", None)
             continue
         else:
@@ -545,6 +595,9 @@ def _eval_faults(cfg: RunConfig) -> list[str]:
         eval_sets(cfg)
     except ConfigError as error:
         faults += error.faults
+    low, high = getattr(cfg.env, "min_moves", None), getattr(cfg.env, "max_moves", None)
+    if low is not None and high is not None and low > high:
+        faults.append(f"env.min_moves: {low} is above env.max_moves {high}.")
     if len(set(cfg.eval.probes)) < len(cfg.eval.probes):
         faults.append("eval.probes: a probe is there twice.")
     if cfg.eval.probes and not cfg.prompt.think:
@@ -571,8 +624,10 @@ EVAL_SETS: dict[str, dict[str, dict[str, Any]]] = {
         "firm": {"env.slip": 0.0},
         "large": {"env.size": 6},
         "fewer_holes": {"env.frozen": 0.9},
+        "coordinates": {"env.view": "coordinates"},
     },
     "sokoban": {"new_vocab": {"env.vocab": "new"}, "large": {"env.size": 8, "env.boxes": 2}},
+    "countdown": {"more_numbers": {"env.numbers": 4}},
 }
 
 

@@ -73,8 +73,20 @@ def draw_level(seed: int, stream: str, make: Callable[[Random], str | None], tak
         if evaluation or content not in taken:
             return content
     side = "evaluation" if evaluation else "training"
-    fault = f"env: {stream} gave no {side} level in {MAX_DRAWS} draws; choose a larger size or fewer boxes."
+    fault = (
+        f"env: {stream} gave no {side} level in {MAX_DRAWS} draws; choose a larger size, fewer boxes or wider bounds."
+    )
     raise ConfigError("env", [fault])
+
+
+def of_length(moves: int | None, least: int | None, most: int | None) -> bool:
+    """Whether a shortest solution of ``moves`` (None: there is none) keeps the bounds of ``env.min/max_moves``."""
+    return moves is not None and (least is None or moves >= least) and (most is None or moves <= most)
+
+
+def length_stream(least: int | None, most: int | None) -> str:
+    """What bounds add to the name of a setting; nothing without bounds, so that levels stay what they were."""
+    return "" if least is None and most is None else f" moves {least} to {most}"
 
 
 def direction_words(rows: int, columns: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ragen_lab.config import RunConfig
-from ragen_lab.env.base import Env, make_env
+from ragen_lab.env.base import Env, OpenActions, make_env, read_action
 from ragen_lab.env.grounding import Grounded, judge
 from ragen_lab.errors import ConfigError, EnvError
 from ragen_lab.policy.model import Policy
@@ -121,9 +121,7 @@ def collect(
         replies = session.reply(alive, [c + f for c, f in zip(contexts, forced, strict=True)])
         texts = writer.decode([f + reply.ids for f, reply in zip(forced, replies, strict=True)])
         parsed = [
-            parse_reply(
-                text, episodes[row].env.actions(), cfg.rollout.actions_per_turn, cfg.prompt.think, reply.truncated
-            )
+            _read(episodes[row].env, text, reply.truncated, cfg)
             for row, text, reply in zip(alive, texts, replies, strict=True)
         ]
         think_tokens = writer.count_tokens([p.think for p in parsed])
@@ -149,6 +147,12 @@ def collect(
     return Rollout(groups, entropy_sum / max(tokens, 1), tokens)
 
 
+def _read(env: Env, text: str, truncated: bool, cfg: RunConfig) -> Parsed:
+    """What a reply means to an environment."""
+    valid, read = ((), env.parse) if isinstance(env, OpenActions) else (env.actions(), None)
+    return parse_reply(text, valid, cfg.rollout.actions_per_turn, cfg.prompt.think, truncated, read)
+
+
 def _play_turn(episode: _Episode, reply: Reply, text: str, meaning: Parsed, think_tokens: int, cfg: RunConfig) -> None:
     """Let the environment execute a reply and write down the turn."""
     episode.append(reply.ids, MODEL, reply.logprobs)
@@ -156,7 +160,7 @@ def _play_turn(episode: _Episode, reply: Reply, text: str, meaning: Parsed, thin
     shown, reward, executed = episode.observation, 0.0, []
     try:
         for action in meaning.actions[: episode.actions_left]:
-            if action not in episode.env.actions():
+            if read_action(episode.env, action) is None:
                 break  # valid when the reply was written, not any more
             result = episode.env.step(action)
             executed.append(action)
