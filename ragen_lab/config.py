@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.page import scan_page
@@ -76,6 +78,8 @@ class PolicySection(Section):
 
 
 EvalLevels = Literal["auto", "published", "generated"]
+MIN_MOVES_DOC = "Shortest solution of a generated level at least; null for no bound. Published levels stay as they are."
+MAX_MOVES_DOC = "Shortest solution of a generated level at most; null for no bound. Published levels stay as they are."
 EVAL_LEVELS_DOC = (
     "Evaluation levels: 'published' = the paper's release's own 256, 'generated' = ours, "
     "'auto' = published where the release has a set for this setting."
@@ -101,6 +105,11 @@ class FrozenLakeSection(Section):
         1 / 3, "Probability of sliding to each of the two sides; the intended move has 1 - 2 * slip.", ge=0, le=0.5
     )
     eval_levels: EvalLevels = knob("auto", EVAL_LEVELS_DOC)
+    view: Literal["grid", "coordinates"] = knob(
+        "grid", "What is seen: 'grid' the map, 'coordinates' the rows and columns of player, goal and holes."
+    )
+    min_moves: Count | None = knob(None, MIN_MOVES_DOC)
+    max_moves: Count | None = knob(None, MAX_MOVES_DOC)
 
 
 class SokobanSection(Section):
@@ -109,10 +118,49 @@ class SokobanSection(Section):
     boxes: int = knob(1, "Number of boxes and targets.", ge=1, le=4)
     vocab: Literal["standard", "new"] = knob("standard", "Symbols: 'standard' # _ O X P, 'new' W . G C A.")
     eval_levels: EvalLevels = knob("auto", EVAL_LEVELS_DOC)
+    min_moves: Count | None = knob(None, MIN_MOVES_DOC)
+    max_moves: Count | None = knob(None, MAX_MOVES_DOC)
+
+
+class CountdownSection(Section):
+    name: Literal["countdown"] = knob("countdown", "Make a target out of numbers; the action is an equation.")
+    numbers: int = knob(3, "How many numbers are given.", ge=2, le=5)
+    largest: int = knob(99, "Largest number and largest target.", ge=9, le=999)
+
+
+class OutsideSection(Section):
+    """An environment of another package (docs/environments.md)."""
+
+    name: str = knob(
+        "module:Class", "An environment from outside: 'module:Class', or the name of an installed entry point."
+    )
+    options: dict[str, Any] = knob({}, "Keyword arguments of the outside environment's class, as they are.")
+
+
+OUTSIDE_GROUP = "ragen_lab.environments"  # entry points: name = "module:Class"
+
+
+def outside_names() -> list[str]:
+    """Names of environments that installed packages bring along."""
+    return sorted({point.name for point in entry_points(group=OUTSIDE_GROUP)})
+
+
+def _env_kind(value: Any) -> str | None:
+    """Which section a page's env belongs to; an unknown name is its own answer, and pydantic refuses it."""
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    if isinstance(name, str) and name not in ENV_SECTIONS and (":" in name or name in outside_names()):
+        return "outside"
+    return name if isinstance(name, str) else None
 
 
 EnvSection = Annotated[
-    BanditSection | BanditRevSection | FrozenLakeSection | SokobanSection, Field(discriminator="name")
+    Annotated[BanditSection, Tag("bandit")]
+    | Annotated[BanditRevSection, Tag("bandit_rev")]
+    | Annotated[FrozenLakeSection, Tag("frozen_lake")]
+    | Annotated[SokobanSection, Tag("sokoban")]
+    | Annotated[CountdownSection, Tag("countdown")]
+    | Annotated[OutsideSection, Tag("outside")],
+    Discriminator(_env_kind),
 ]
 
 
@@ -138,6 +186,12 @@ class RolloutSection(Section):
 
 class RewardSection(Section):
     format_penalty: NonNegative = knob(0.1, "Taken off per turn with no valid action or with any invalid one.")
+    reasoning: Literal["none", "grounded"] = knob(
+        "none", "Reward of the think text: 'none', or 'grounded' for what it states truly about the board."
+    )
+    reasoning_weight: NonNegative = knob(0.1, "Most that the think text of one turn can earn, and lose.")
+    length_penalty: NonNegative = knob(0.0, "Taken off per token of a reply beyond reward.length_free.")
+    length_free: int = knob(0, "Tokens of each reply that cost nothing.", ge=0)
 
 
 class FilterSection(Section):
@@ -264,6 +318,16 @@ class EvalSection(Section):
     every: Count = knob(10, "Iterations between evaluations; iteration 0 is always evaluated.")
     prompts: Count = knob(256, "Fixed evaluation levels, one response each.")
     temperature: Positive = knob(0.5, "Sampling temperature in evaluations.")
+    probes: list[Literal["no_think", "empty_think", "shuffled_think"]] = knob(
+        [], "Evaluations that take the reasoning away: no_think, empty_think, shuffled_think."
+    )
+    mutual_information_every: int = knob(
+        0, "Iterations between estimates of how much the thoughts tell of their prompts; 0 never.", ge=0
+    )
+    mutual_information_prompts: int = knob(32, "Different prompts in that estimate; its cost is their square.", ge=2)
+    sets: list[str | dict[str, dict[str, Any]]] = knob(
+        [], "Generalisation sets, evaluated too: names, or {name: {env.key: value}} (docs/environments.md)."
+    )
 
 
 class LevelSection(Section):
@@ -379,7 +443,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             leaves.update(flatten(value, f"{path}."))
         else:
             leaves[path] = value
@@ -418,6 +482,7 @@ def knobs(cfg: RunConfig | None = None) -> dict[str, str]:
     found = walk(RunConfig(), "")
     for section in ENV_SECTIONS.values():
         found.update(walk(section(), "env."))
+    found["env.options"] = OutsideSection.model_fields["options"].description or ""
     return found
 
 
@@ -426,6 +491,7 @@ ENV_SECTIONS: dict[str, type[Section]] = {
     "bandit_rev": BanditRevSection,
     "frozen_lake": FrozenLakeSection,
     "sokoban": SokobanSection,
+    "countdown": CountdownSection,
 }
 
 
@@ -491,7 +557,7 @@ def _explain(error: ValidationError, tree: dict[str, Any]) -> tuple[list[str], d
     remaining = json.loads(json.dumps(tree, default=str))
     for item in error.errors():
         parts = [str(part) for part in item["loc"]]
-        if len(parts) > 1 and parts[0] == "env" and parts[1] in ENV_SECTIONS:
+        if len(parts) > 1 and parts[0] == "env" and parts[1] in (*ENV_SECTIONS, "outside"):
             del parts[1]  # pydantic puts the union's tag into the path
         path = ".".join(parts)
         kind, got = item["type"], item.get("input")
@@ -502,9 +568,10 @@ def _explain(error: ValidationError, tree: dict[str, Any]) -> tuple[list[str], d
             faults.append(f"{path}: unknown key.{suggest(path, known)} Allowed here: {allowed}.")
         elif kind in ("union_tag_invalid", "union_tag_not_found"):
             name = got.get("name") if isinstance(got, dict) else got
-            allowed = ", ".join(ENV_SECTIONS)
+            names = [*ENV_SECTIONS, *outside_names()]
+            allowed = f"{', '.join(names)}, or 'module:Class' for one from outside"
             what = f"unknown environment {name!r}" if kind == "union_tag_invalid" else "missing"
-            faults.append(f"env.name: {what}.{suggest(str(name), list(ENV_SECTIONS))} Allowed: {allowed}.")
+            faults.append(f"env.name: {what}.{suggest(str(name), names)} Allowed: {allowed}.")
             remaining.pop("env", None)
             continue
         else:
@@ -595,9 +662,93 @@ def cross_faults(cfg: RunConfig) -> list[str]:
             f"optim.updates_per_rollout: {updates} must be a multiple of optim.epochs {optim.epochs} and at most "
             f"{rows * optim.epochs} (the {rows} trajectories kept at least, times the epochs)."
         )
+    faults += _eval_faults(cfg)
     if cfg.detect.level.recovered < cfg.detect.level.fall:
         faults.append("detect.level.recovered: must not be below detect.level.fall.")
     return faults
+
+
+GROUNDED = ("frozen_lake", "sokoban")  # environments of ours that can say where things are
+
+
+def _eval_faults(cfg: RunConfig) -> list[str]:
+    """Rules of the reasoning reward and of the evaluation's extras."""
+    faults: list[str] = []
+    if cfg.reward.reasoning == "grounded" and cfg.env.name in ENV_SECTIONS and cfg.env.name not in GROUNDED:
+        faults.append(
+            f"reward.reasoning: grounded needs an environment that can say where things are; {cfg.env.name} cannot. "
+            f"Use {' or '.join(GROUNDED)}, or none."
+        )
+    try:
+        eval_sets(cfg)
+    except ConfigError as error:
+        faults += error.faults
+    low, high = getattr(cfg.env, "min_moves", None), getattr(cfg.env, "max_moves", None)
+    if low is not None and high is not None and low > high:
+        faults.append(f"env.min_moves: {low} is above env.max_moves {high}.")
+    if len(set(cfg.eval.probes)) < len(cfg.eval.probes):
+        faults.append("eval.probes: a probe is there twice.")
+    if cfg.eval.probes and not cfg.prompt.think:
+        faults.append("eval.probes: prompt.think is false, so there is no reasoning to take away.")
+    if "shuffled_think" in cfg.eval.probes and cfg.eval.prompts < 2:
+        faults.append("eval.probes: shuffled_think needs eval.prompts of at least 2.")
+    every = cfg.eval.mutual_information_every
+    if every % cfg.eval.every:
+        faults.append(
+            f"eval.mutual_information_every: {every} is not a multiple of eval.every {cfg.eval.every}, "
+            f"whose thoughts it reads; use {max(1, round(every / cfg.eval.every)) * cfg.eval.every}, or 0 for never."
+        )
+    if every and not cfg.prompt.think:
+        faults.append("eval.mutual_information_every: prompt.think is false, so there are no thoughts; use 0.")
+    return faults
+
+
+# Generalisation sets by name, for runs that train on an environment: what the set changes in the env section.
+EVAL_SETS: dict[str, dict[str, dict[str, Any]]] = {
+    "bandit": {"reversed": {"env.name": "bandit_rev"}},
+    "bandit_rev": {"agreeing": {"env.name": "bandit"}},
+    "frozen_lake": {
+        "slippery": {"env.slip": 1 / 3},
+        "firm": {"env.slip": 0.0},
+        "large": {"env.size": 6},
+        "fewer_holes": {"env.frozen": 0.9},
+        "coordinates": {"env.view": "coordinates"},
+    },
+    "sokoban": {"new_vocab": {"env.vocab": "new"}, "large": {"env.size": 8, "env.boxes": 2}},
+    "countdown": {"more_numbers": {"env.numbers": 4}},
+}
+
+
+def eval_sets(cfg: RunConfig) -> dict[str, Any]:
+    """Name -> env section of each generalisation set. Raises ConfigError with every fault of ``eval.sets``."""
+    faults: list[str] = []
+    found: dict[str, Any] = {}
+    named = EVAL_SETS.get(cfg.env.name, {})
+    for entry in cfg.eval.sets:
+        if isinstance(entry, str) and entry not in named:
+            allowed = ", ".join(named) or "none by name"
+            faults.append(
+                f"eval.sets: no set {entry!r} for {cfg.env.name}.{suggest(entry, list(named))} There are: {allowed}. "
+                "Or describe one: {name: {env.key: value}}."
+            )
+            continue
+        for name, changes in {entry: named[entry]}.items() if isinstance(entry, str) else entry.items():
+            foreign = [path for path in changes if not path.startswith("env.")]
+            if not re.fullmatch(r"[a-z0-9_]+", name):
+                faults.append(f"eval.sets: the name {name!r} must be of lowercase letters, digits and _.")
+            elif name in found:
+                faults.append(f"eval.sets: {name} is there twice.")
+            elif foreign:
+                faults.append(f"eval.sets: {name}: only env.* can differ, not {', '.join(foreign)}.")
+            else:
+                try:
+                    tree = apply_overrides({"env": cfg.env.model_dump()}, changes, "eval.sets")
+                    found[name] = build(tree, "eval.sets").env
+                except ConfigError as error:
+                    faults += [f"eval.sets: {name}: {fault}" for fault in error.faults]
+    if faults:
+        raise ConfigError("eval.sets", faults)
+    return found
 
 
 def steps_per_iteration(cfg: RunConfig) -> int:
@@ -630,6 +781,14 @@ def inert_knobs(cfg: RunConfig) -> list[str]:
         inert("policy.warm_start", "only the tiny model is warm-started.")
     _inert_filter(cfg, inert)
     _inert_algo(cfg, inert)
+    if cfg.reward.reasoning == "none":
+        inert("reward.reasoning_weight", "reward.reasoning is none.")
+    elif not cfg.prompt.think or cfg.reward.reasoning_weight == 0:
+        inert("reward.reasoning", "there is no think text to reward (prompt.think), or reward.reasoning_weight is 0.")
+    if cfg.reward.length_penalty == 0:
+        inert("reward.length_free", "reward.length_penalty is 0.")
+    if cfg.eval.mutual_information_every == 0:
+        inert("eval.mutual_information_prompts", "eval.mutual_information_every is 0.")
     if cfg.optim.updates_per_rollout is not None:
         inert("optim.minibatch", "optim.updates_per_rollout decides the split.")
     return notes

@@ -6,6 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 # Words that carry the state and not the phrasing: masked before templates are compared.
 _STATE_WORDS = frozenset({"up", "down", "left", "right", "here", "north", "south", "east", "west"})
 _NUMBER = re.compile(r"\d+")
@@ -34,3 +37,17 @@ def distinct_n(texts: Sequence[str], n: int = 4) -> float | None:
         words = text.lower().split()
         grams.update(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
     return len(grams) / grams.total() if grams else None
+
+
+def mutual_information(logprobs: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """(I(X; Z) in nats, retrieval accuracy) of thoughts Z and prompts X, from ``L[i, j] = log p(Z_i | X_j)``, square.
+
+    ``mean_i(L_ii - (logsumexp_j L_ij - log N))``, and the share of thoughts whose own prompt makes them likeliest
+    (equals share the point). At most log N can be seen with N prompts. Source: RAGEN-2.
+    """
+    count = len(logprobs)
+    own = np.diagonal(logprobs)
+    highest = logprobs.max(axis=1)
+    marginal = highest + np.log(np.exp(logprobs - highest[:, None]).sum(axis=1)) - np.log(count)
+    ties = (logprobs == highest[:, None]).sum(axis=1)
+    return float((own - marginal).mean()), float(((own == highest) / ties).mean())

@@ -22,6 +22,15 @@ def _catalogue(*metrics: Metric) -> dict[str, Metric]:
     return {metric.name: metric for metric in metrics}
 
 
+def _probe(kind: str, sentence: str) -> tuple[Metric, ...]:
+    name = f"eval/success_{kind}"
+    return (
+        Metric(name, sentence, "fraction", "neither"),
+        Metric(f"{name}_low", f"Lower end of the 95 % Wilson interval of {name}.", "fraction", "neither"),
+        Metric(f"{name}_high", f"Upper end of the 95 % Wilson interval of {name}.", "fraction", "neither"),
+    )
+
+
 METRICS: dict[str, Metric] = _catalogue(
     Metric("eval/success", "Share of the fixed evaluation levels solved.", "fraction", "up"),
     Metric("eval/success_low", "Lower end of the 95 % Wilson interval of eval/success.", "fraction", "up"),
@@ -34,6 +43,23 @@ METRICS: dict[str, Metric] = _catalogue(
     Metric("eval/think_tokens", "Mean tokens inside <think> per evaluation turn.", "tokens", "neither"),
     Metric("eval/template_share", "Share of the most common masked think template in evaluation.", "fraction", "down"),
     Metric("eval/distinct_4", "Distinct 4-grams over all 4-grams of the think texts in evaluation.", "fraction", "up"),
+    Metric(
+        "eval/grounded_share", "Share of the statements about the board that are true, in evaluation.", "fraction", "up"
+    ),
+    Metric("eval/statements", "Mean statements about the board per evaluation turn.", "statements", "neither"),
+    Metric(
+        "eval/shaping", "Mean reward of think texts and cost of length per trajectory in evaluation.", "reward", "up"
+    ),
+    *_probe("no_think", "Success where no reasoning is asked for (probe)."),
+    *_probe("empty_think", "Success where the think block is forced to be empty (probe)."),
+    *_probe("shuffled_think", "Success where replies begin with another prompt's thought (probe)."),
+    Metric(
+        "eval/mutual_information",
+        "What thoughts tell of their prompts, I(X; Z); at most ln of the prompts.",
+        "nats",
+        "up",
+    ),
+    Metric("eval/retrieval_accuracy", "Share of thoughts that their own prompt makes likeliest.", "fraction", "up"),
     Metric("eval/random", "Success of uniform random valid actions, same levels and budget.", "fraction", "neither"),
     Metric(
         "eval/fixed_string",
@@ -63,6 +89,9 @@ METRICS: dict[str, Metric] = _catalogue(
     Metric("rollout/template_share", "Share of the most common masked think template.", "fraction", "down"),
     Metric("rollout/template_share_success", "The same within successful trajectories.", "fraction", "down"),
     Metric("rollout/distinct_4", "Distinct 4-grams over all 4-grams of the think texts.", "fraction", "up"),
+    Metric("rollout/grounded_share", "Share of the statements about the board that are true.", "fraction", "up"),
+    Metric("rollout/statements", "Mean statements about the board per turn.", "statements", "neither"),
+    Metric("rollout/shaping", "Mean reward of think texts and cost of length per trajectory.", "reward", "up"),
     Metric("filter/kept_groups", "Prompt groups kept for the update.", "groups", "neither"),
     Metric("filter/kept_share", "Share of prompt groups kept for the update.", "fraction", "neither"),
     Metric("filter/kept_std", "Mean in-group spread of the filter's score in the kept groups.", "reward", "neither"),
@@ -111,6 +140,9 @@ METRICS: dict[str, Metric] = _catalogue(
     Metric("time/rollout_seconds", "Seconds of the rollout phase.", "s", "down"),
     Metric("time/update_seconds", "Seconds of the update phase.", "s", "down"),
     Metric("time/eval_seconds", "Seconds of the evaluation.", "s", "down"),
+    Metric("time/probe_seconds", "Seconds of the reasoning probes.", "s", "down"),
+    Metric("time/mutual_information_seconds", "Seconds of the mutual-information estimate.", "s", "down"),
+    Metric("time/sets_seconds", "Seconds of the generalisation sets.", "s", "down"),
     Metric("time/rollout_tokens_per_second", "Sampled tokens per second of rollout.", "tokens/s", "up"),
     Metric(
         "time/update_tokens_per_second", "Trained tokens (context included) per second of update.", "tokens/s", "up"
@@ -124,3 +156,23 @@ METRICS: dict[str, Metric] = _catalogue(
     Metric("detect/non_finite", "1 when a loss, gradient or reward is NaN or infinite.", "flag", "down"),
     Metric("detect/stop", "1 from the iteration at which the vote calls the run collapsed.", "flag", "down"),
 )
+
+# Measured on every generalisation set too, as ``eval/success/<set>`` and so on.
+ON_SETS: tuple[str, ...] = (
+    "eval/success",
+    "eval/success_low",
+    "eval/success_high",
+    "eval/reward",
+    "eval/random",
+    "eval/fixed_string",
+    "eval/optimal",
+)
+
+
+def describe(name: str) -> Metric | None:
+    """The catalogue's entry of a metric; of a generalisation set's metric, its sentence with the set named."""
+    base, _, which = name.rpartition("/")
+    if base in ON_SETS:
+        metric = METRICS[base]
+        return Metric(name, f"{metric.sentence[:-1]}, on the generalisation set '{which}'.", metric.unit, metric.better)
+    return METRICS.get(name)

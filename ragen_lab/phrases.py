@@ -87,6 +87,28 @@ EXPERT: dict[str, tuple[str, ...]] = {
         "reward is higher with {high}",
     ),
 }
+EXPERT["countdown"] = (
+    "the target is {target} and {plan} makes it",
+    "to reach {target} i write {plan}",
+    "{plan} is {target}",
+    "i need {target} , so {plan}",
+    "target {target} : {plan}",
+    "with {plan} i get {target}",
+    "try {plan} , it gives {target}",
+    "{target} comes out of {plan}",
+    "the numbers give {target} as {plan}",
+    "i can make {target} by {plan}",
+    "one way to {target} is {plan}",
+    "{plan} equals the target {target}",
+    "looking for {target} , i find {plan}",
+    "we want {target} and have {plan}",
+    "{target} can be made : {plan}",
+    "so {plan} , which is {target}",
+    "the answer {plan} has the value {target}",
+    "count up to {target} with {plan}",
+    "put together {plan} for {target}",
+    "i check {plan} and see {target}",
+)
 EXPERT["bandit_rev"] = EXPERT["bandit"]
 
 NOVICE: tuple[str, ...] = (
@@ -116,9 +138,10 @@ NOVICE: tuple[str, ...] = (
     "one guess is as good as another",
 )
 
+# The words of every tiny model, and of the one that the package ships; play adds those of its own environment.
 WORDS: frozenset[str] = frozenset(
     word
-    for sentence in (*NOVICE, *(s for sentences in EXPERT.values() for s in sentences))
+    for sentence in (*NOVICE, *EXPERT["frozen_lake"], *EXPERT["sokoban"], *EXPERT["bandit"])
     for word in sentence.split()
     if not word.startswith("{")
 )

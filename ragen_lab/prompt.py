@@ -7,6 +7,7 @@ by the chat template and tokenised, on its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,14 @@ class Parsed:
     format_ok: bool
 
 
-def parse_reply(text: str, valid: tuple[str, ...], limit: int, think: bool, truncated: bool = False) -> Parsed:
+def parse_reply(
+    text: str,
+    valid: tuple[str, ...],
+    limit: int,
+    think: bool,
+    truncated: bool = False,
+    read: Callable[[str], str | None] | None = None,
+) -> Parsed:
     """Read one reply. Every text has a defined meaning; none raises.
 
     Well-formed: ``<think>T</think><answer>a || b</answer>`` (without the think block where none is asked
@@ -35,6 +43,7 @@ def parse_reply(text: str, valid: tuple[str, ...], limit: int, think: bool, trun
     compared without regard to case. Of a well-formed answer the actions up to the first invalid one are
     executed, at most ``limit``; an invalid, missing or surplus action costs the format. Anything else
     executes nothing. A truncated reply executes what it says but costs the format.
+    ``read`` says what an action's text means where actions are not words of ``valid``.
     """
     rest = text.strip()
     thought = ""
@@ -54,12 +63,12 @@ def parse_reply(text: str, valid: tuple[str, ...], limit: int, think: bool, trun
     if any(tag in answer for tag in _TAGS):
         return Parsed(_clean(thought), (), False)
     canonical = {word.lower(): word for word in valid}
-    words = [part.strip().lower() for part in answer.split(SEPARATOR)]
+    words = [part.strip() for part in answer.split(SEPARATOR)]
     actions: list[str] = []
     for word in words:
-        if word not in canonical or len(actions) == limit:
+        if len(actions) == limit or (action := read(word) if read else canonical.get(word.lower())) is None:
             break
-        actions.append(canonical[word])
+        actions.append(action)
     format_ok = bool(actions) and len(actions) == len(words) and not truncated
     return Parsed(_clean(thought), tuple(actions), format_ok)
 

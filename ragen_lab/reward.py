@@ -1,11 +1,14 @@
-"""The reward of a trajectory: what the environment paid plus what the format cost."""
+"""The reward of a trajectory: what the environment paid, what format and length cost, what the reasoning earned."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from ragen_lab.config import RewardSection
+from ragen_lab.env.grounding import Scene, Verdict, judge
 from ragen_lab.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
@@ -14,14 +17,23 @@ def turn_penalty(format_ok: bool, section: RewardSection) -> float:
     return 0.0 if format_ok else -section.format_penalty
 
 
+# reward.reasoning -> the judge of a think text, given the board before and after the turn; None: nobody judges.
+REASONING: dict[str, Callable[[str, Scene, Scene], Verdict] | None] = {"none": None, "grounded": judge}
+
+
+def length_cost(tokens: int, section: RewardSection) -> float:
+    """Minus ``length_penalty`` for every token of a reply beyond ``length_free``."""
+    return -section.length_penalty * max(0, tokens - section.length_free)
+
+
 def trajectory_reward(trajectory: Trajectory) -> float:
-    """Sum of turn rewards and penalties (RAGEN, arXiv 2504.20073, section 2)."""
-    return trajectory.env_return + trajectory.penalty
+    """Sum of turn rewards and penalties (RAGEN, arXiv 2504.20073, section 2), and of what the section adds to them."""
+    return trajectory.env_return + trajectory.penalty + trajectory.shaping
 
 
 def turn_reward(turn: Turn) -> float:
     """What one turn adds to the trajectory's reward; the turns of a trajectory sum to ``trajectory_reward``."""
-    return turn.reward + turn.penalty
+    return turn.reward + turn.penalty + turn.reasoning + turn.length_cost
 
 
 def reward_matrix(groups: list[TrajectoryGroup], score: str = "reward") -> npt.NDArray[np.float64]:

@@ -10,7 +10,6 @@ Where this differs from the released code of the paper (arXiv 2504.20073):
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import pickle
@@ -31,17 +30,16 @@ from ragen_lab.algo.self_check import self_check
 from ragen_lab.algo.totals import Totals
 from ragen_lab.config import RunConfig
 from ragen_lab.detect.panel import Panel
-from ragen_lab.diversity import distinct_n, template_share
-from ragen_lab.env.base import eval_seeds
-from ragen_lab.env.reference import ReferenceLines, cached_reference_lines
+from ragen_lab.diversity import template_share
 from ragen_lab.errors import CheckpointError, SelfCheckError
+from ragen_lab.evaluate import evaluate, reference_of, text_metrics
 from ragen_lab.filter import fill_up, keep_groups
-from ragen_lab.findings.statistics import wilson
 from ragen_lab.policy.model import Critic, Policy, frozen_copy, load_policy, make_batch, token_logprobs
 from ragen_lab.prompt import ChatWriter
-from ragen_lab.reward import reward_matrix, spread, trajectory_reward
+from ragen_lab.reward import reward_matrix, spread
 from ragen_lab.rollout.collect import Rollout, collect
 from ragen_lab.rollout.engine import LOGPROB_TOLERANCE
+from ragen_lab.seeds import derive
 from ragen_lab.track import Outcome, Tracker
 from ragen_lab.trajectory import MODEL, Trajectory, TrajectoryGroup
 
@@ -58,7 +56,7 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
     torch.set_num_threads(cfg.train.threads)
     source = warm_start.prepare(cfg, home, progress) if cfg.policy.model == "tiny" else cfg.policy.model
     learner = Learner(load_policy(source, cfg.policy), cfg)
-    lines = cached_reference_lines(cfg.env, action_budget(cfg), cfg.eval.prompts, home / "cache" / "reference")
+    lines = reference_of(cfg, home)
     last = tracker.resume(learner.load)
     panel = Panel(cfg.detect, cfg.train.iterations, tracker.rows)
     for iteration in range(0 if last is None else last + 1, cfg.train.iterations + 1):
@@ -66,7 +64,7 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
             break
         metrics = learner.iterate(iteration) if iteration else {}
         if iteration % cfg.eval.every == 0:
-            metrics |= evaluate(learner, cfg, iteration, lines, tracker)
+            metrics |= evaluate(learner.policy, learner.writer, cfg, iteration, lines, tracker)
         metrics |= panel.update({"iteration": float(iteration), **metrics})
         tracker.log(iteration, metrics)
         stopping = panel.stop is not None and cfg.detect.on_collapse == "stop"
@@ -75,17 +73,6 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
     if panel.stop is not None and cfg.detect.on_collapse == "stop":
         return Outcome("collapsed", panel.stop.iteration, panel.stop.reason)
     return Outcome("finished", cfg.train.iterations, None)
-
-
-def action_budget(cfg: RunConfig) -> int:
-    """Actions that an episode can execute at most."""
-    return min(cfg.rollout.max_actions, cfg.rollout.max_turns * cfg.rollout.actions_per_turn)
-
-
-def derive(seed: int, purpose: str, *index: int) -> int:
-    """A 31-bit seed for one purpose; independent of everything but its arguments."""
-    text = ":".join([str(seed), purpose, *map(str, index)])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 class Learner:
@@ -353,20 +340,6 @@ def explained_variance(returns: Any, values: Any) -> float:
 # -- measures ---------------------------------------------------------------------------------------
 
 
-def text_metrics(prefix: str, trajectories: list[Trajectory]) -> dict[str, float]:
-    """Lengths, format errors and diversity of the replies."""
-    turns = [turn for t in trajectories for turn in t.turns]
-    names = frozenset(action.lower() for turn in turns for action in turn.actions)
-    found: dict[str, float | None] = {
-        "response_tokens": float(np.mean([turn.reply_tokens for turn in turns])),
-        "think_tokens": float(np.mean([turn.think_tokens for turn in turns])),
-        "format_error_rate": float(np.mean([not turn.format_ok for turn in turns])),
-        "template_share": template_share([turn.think for turn in turns], names),
-        "distinct_4": distinct_n([turn.think for turn in turns]),
-    }
-    return {f"{prefix}/{name}": value for name, value in found.items() if value is not None}
-
-
 def rollout_metrics(rollout: Rollout) -> dict[str, float]:
     """Everything measured on the sampled trajectories, before filtering."""
     trajectories = [t for group in rollout.groups for t in group.trajectories]
@@ -389,49 +362,3 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
     names = frozenset(action.lower() for turn in turns for action in turn.actions)
     share = template_share([turn.think for turn in won], names)
     return metrics if share is None else metrics | {"rollout/template_share_success": share}
-
-
-def evaluate(
-    learner: Learner, cfg: RunConfig, iteration: int, lines: ReferenceLines, tracker: Tracker
-) -> dict[str, float]:
-    """Success on the fixed evaluation levels, beside the reference lines of the same budget."""
-    began = time.perf_counter()
-    levels = list(eval_seeds(cfg.eval.prompts))
-    dynamics = [[derive(cfg.seed, "eval-dynamics", i)] for i in range(len(levels))]
-    seed = derive(cfg.seed, "eval-sample", iteration)
-    rollout = collect(learner.policy, learner.writer, cfg, levels, dynamics, cfg.eval.temperature, seed)
-    trajectories = [group.trajectories[0] for group in rollout.groups]
-    won = sum(t.success for t in trajectories)
-    low, high = wilson(won, len(trajectories))
-    if cfg.track.trajectories:
-        tracker.trajectories(iteration, [as_text(t) for t in trajectories[: cfg.track.trajectories]])
-    metrics = text_metrics("eval", trajectories) | {
-        "eval/success": won / len(trajectories),
-        "eval/success_low": low,
-        "eval/success_high": high,
-        "eval/reward": float(np.mean([trajectory_reward(t) for t in trajectories])),
-        "time/eval_seconds": time.perf_counter() - began,
-    }
-    known = {"eval/random": lines.random, "eval/fixed_string": lines.fixed_string, "eval/optimal": lines.optimal}
-    return metrics | {name: value for name, value in known.items() if value is not None}
-
-
-def as_text(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory for people: JSON-ready."""
-    return {
-        "level_seed": trajectory.level_seed,
-        "stop": str(trajectory.stop),
-        "reward": trajectory_reward(trajectory),
-        "error": trajectory.error,
-        "turns": [
-            {
-                "observation": turn.observation,
-                "reply": turn.reply,
-                "actions": list(turn.actions),
-                "reward": turn.reward,
-                "penalty": turn.penalty,
-                "format_ok": turn.format_ok,
-            }
-            for turn in trajectory.turns
-        ],
-    }

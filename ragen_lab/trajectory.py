@@ -40,6 +40,10 @@ class Turn:
     penalty: float  # format penalty of this turn, <= 0
     reply_tokens: int
     think_tokens: int
+    reasoning: float = 0.0  # reward of the think text
+    length_cost: float = 0.0  # penalty of a long reply, <= 0
+    true_statements: int = 0  # about the board, in the think text
+    false_statements: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,11 @@ class Trajectory:
     def penalty(self) -> float:
         """Sum of the format penalties, <= 0."""
         return sum(turn.penalty for turn in self.turns)
+
+    @property
+    def shaping(self) -> float:
+        """Sum of the rewards of the think texts and of the penalties for length."""
+        return sum(turn.reasoning + turn.length_cost for turn in self.turns)
 
     @property
     def success(self) -> bool:

@@ -22,8 +22,8 @@ import torch
 from filelock import FileLock
 from torch.nn.functional import cross_entropy
 
-from ragen_lab.config import PolicySection, RolloutSection, RunConfig, load
-from ragen_lab.env.base import EVAL_SEED_BASE, make_env
+from ragen_lab.config import PolicySection, RolloutSection, RunConfig, Section, load
+from ragen_lab.env.base import EVAL_SEED_BASE, has_expert, make_env
 from ragen_lab.phrases import EXPERT, NOVICE, WORDS
 from ragen_lab.policy.model import load_policy, make_batch, token_logits
 from ragen_lab.policy.tiny import build_model, build_tokenizer
@@ -37,6 +37,7 @@ VERSION = 1
 # word vectors would stay random. Novices play them, so nothing about their payoff is given away.
 _HELD_OUT_WORDS = frozenset({"bandit", "bandit_rev"})
 _HELD_OUT_SHARE = 0.2
+_ONE_SHOT = _HELD_OUT_WORDS | {"countdown"}  # one action ends the episode
 _LEVEL_SEED = 2**33  # warm-start levels: far above the level seeds that training draws
 # The players' own limits. They are not the run's: arms that differ in their budgets share one start.
 _TURNS, _ACTIONS, _ACTIONS_PER_TURN = 5, 10, 3
@@ -45,14 +46,22 @@ Progress = Callable[[int, int], None]
 
 
 def key(cfg: RunConfig) -> dict[str, Any]:
-    """All that the warm start depends on."""
+    """All that the warm start depends on; knobs at their default are left out.
+
+    So a new knob whose default changes nothing keeps every key. A *changed* default must raise ``VERSION``.
+    """
     return {
         "version": VERSION,
-        "tiny": cfg.policy.tiny.model_dump(),
-        "warm_start": cfg.policy.warm_start.model_dump(),
-        "env": cfg.env.model_dump(),
+        "tiny": _changed(cfg.policy.tiny),
+        "warm_start": _changed(cfg.policy.warm_start),
+        "env": {"name": cfg.env.name, **_changed(cfg.env)},
         "context": _context(cfg),
     }
+
+
+def _changed(section: Section) -> dict[str, Any]:
+    """The fields that are not at their class default."""
+    return section.model_dump(exclude_defaults=True)
 
 
 def key_hash(cfg: RunConfig) -> str:
@@ -139,6 +148,7 @@ def synthetic_play(cfg: RunConfig, episodes: int) -> tuple[list[Chat], set[str]]
     rng = np.random.default_rng([cfg.policy.warm_start.seed, VERSION])
     words = set(WORDS) | {"think", "answer"} | {str(digit) for digit in range(10)}
     words |= {"up", "down", "left", "right", "here"}
+    words |= {word for s in EXPERT.get(cfg.env.name, ()) for word in s.split() if not word.startswith("{")}
     chats = [_play_episode(cfg, rng, index) for index in range(episodes)]
     for chat in chats:
         for observation, _, reply in chat.turns:
@@ -147,17 +157,18 @@ def synthetic_play(cfg: RunConfig, episodes: int) -> tuple[list[Chat], set[str]]
     env = make_env(cfg.env)
     for index in range(256):
         words.update(env.reset(EVAL_SEED_BASE + index).replace("\n", " ").split())
-        words.update(env.actions())
+        words.update(word for action in env.actions() for word in action.split())
     return chats, words
 
 
 def _play_episode(cfg: RunConfig, rng: np.random.Generator, index: int) -> Chat:
     section = cfg.policy.warm_start
-    expert = bool(rng.random() < section.expert_share)
+    skilled = bool(rng.random() < section.expert_share)
     think = bool(rng.random() < section.think_share)
-    held_out = not expert and cfg.env.name in _HELD_OUT_WORDS and rng.random() < _HELD_OUT_SHARE
+    held_out = not skilled and cfg.env.name in _HELD_OUT_WORDS and rng.random() < _HELD_OUT_SHARE
     seed = int(rng.integers(256)) + EVAL_SEED_BASE if held_out else _LEVEL_SEED + index
     env = make_env(cfg.env)
+    expert = skilled and has_expert(env)
     observation = env.reset(seed, int(rng.integers(2**31)))
     chat = Chat(env.rules(), think)
     actions_left = _ACTIONS
@@ -166,11 +177,11 @@ def _play_episode(cfg: RunConfig, rng: np.random.Generator, index: int) -> Chat:
         if expert:
             demonstration = env.demonstrate()
             actions = demonstration.actions[:count] or (str(rng.choice(env.actions())),)
-            sentences = EXPERT[cfg.env.name]
+            sentences = EXPERT.get(cfg.env.name, NOVICE)  # an outside environment's expert has no words of its own
             thought = sentences[rng.integers(len(sentences))].format_map(demonstration.facts)
         else:
             names = env.actions()
-            one_shot = cfg.env.name in _HELD_OUT_WORDS
+            one_shot = cfg.env.name in _ONE_SHOT
             actions = tuple(names[rng.integers(len(names))] for _ in range(1 if one_shot else count))
             thought = NOVICE[rng.integers(len(NOVICE))]
         actions = actions[:actions_left]

@@ -13,11 +13,12 @@ PACKAGE = Path(__file__).parent.parent / "ragen_lab"
 
 # docs/architecture.md draws these floors; a room may import from lower floors, and from its own room.
 FLOORS: list[set[str]] = [
-    {"errors", "trajectory", "metrics", "phrases", "diversity"},
+    {"errors", "trajectory", "metrics", "phrases", "diversity", "seeds"},
     {"page"},
     {"config"},
     {"env", "prompt", "reward", "filter", "algo", "detect", "policy", "track", "mirror", "runs"},
     {"rollout", "warm_start", "findings"},
+    {"evaluate"},
     {"train", "report"},
     {"sweep"},
     {"cli"},
@@ -26,6 +27,7 @@ FLOORS: list[set[str]] = [
 NEIGHBOURS = {
     ("filter", "reward"),
     ("algo", "reward"),
+    ("reward", "env"),
     ("policy", "prompt"),
     ("mirror", "track"),
     ("runs", "track"),

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from ragen_lab.config import (
     ENV_SECTIONS,
+    EVAL_SETS,
     SCHEMA_VERSION,
+    FrozenLakeSection,
     RunConfig,
     build,
+    eval_sets,
     flatten,
     inert_knobs,
     knobs,
@@ -81,7 +84,7 @@ def test_a_changed_default_must_raise_the_schema_version():
 
     leaves = {name: flatten(section().model_dump()) for name, section in ENV_SECTIONS.items()}
     text = json.dumps([RunConfig().flat(), leaves], sort_keys=True)
-    assert (SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest()[:12]) == (1, "3dfbef6433e4")
+    assert (SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest()[:12]) == (1, "51a45bc9f71f")
 
 
 def test_ids_ignore_what_cannot_change_the_numbers():
@@ -185,6 +188,18 @@ def test_all_faults_of_a_page_at_once_each_with_its_path():
         ({**TINY, "policy.tiny.heads": 3}, "even whole number"),
         ({**TINY, "policy.tiny.kv_heads": 3}, "does not divide"),
         ({"policy.device": "tpu"}, "pattern"),
+        ({"env.name": "bandit", "reward.reasoning": "grounded"}, "bandit cannot"),
+        ({"eval.probes": ["no_think", "no_think"]}, "there twice"),
+        ({"eval.probes": ["none"]}, "'no_think', 'empty_think' or 'shuffled_think'"),
+        ({"eval.probes": ["no_think"], "prompt.think": False}, "no reasoning to take away"),
+        ({"eval.probes": ["shuffled_think"], "eval.prompts": 1}, "at least 2"),
+        ({"eval.mutual_information_every": 15}, "use 20"),
+        ({"eval.mutual_information_every": 10, "prompt.think": False}, "no thoughts"),
+        ({"eval.sets": ["slipery"]}, "Did you mean 'slippery'?"),
+        ({"eval.sets": [{"x": {"optim.lr": 0.1}}]}, "only env.* can differ"),
+        ({"eval.sets": [{"x": {"env.slip": 2}}]}, "env.slip: got 2"),
+        ({"eval.sets": [{"a/b": {"env.slip": 0.1}}]}, "lowercase letters"),
+        ({"eval.sets": ["slippery", {"slippery": {"env.slip": 0.2}}]}, "slippery is there twice"),
         ({"detect.level.recovered": 0.4}, "below detect.level.fall"),
     ],
 )
@@ -253,6 +268,10 @@ def test_inert_knobs_are_named():
     assert names({"algo.loss": "cispo", "algo.dual_clip": 4.0, "filter.keep_ratio": 1.0}) == ["algo.dual_clip"]
     assert names({"algo.entropy_schedule": "linear", "algo.entropy_coef": 0.0}) == ["algo.entropy_schedule"]
     assert names({"policy.warm_start.lr": 0.1}) == ["policy.warm_start.lr"]
+    assert names({"reward.reasoning_weight": 0.5}) == ["reward.reasoning_weight"]
+    assert names({"reward.reasoning": "grounded", "prompt.think": False}) == ["reward.reasoning"]
+    assert names({"reward.length_free": 5}) == ["reward.length_free"]
+    assert names({"eval.mutual_information_prompts": 5}) == ["eval.mutual_information_prompts"]
 
 
 def test_steps_per_iteration():
@@ -302,3 +321,19 @@ def test_every_algorithm_and_filter_of_the_config_is_built():
 
     assert set(get_args(AlgoSection.model_fields["name"].annotation)) == set(ALGORITHMS)
     assert set(get_args(FilterSection.model_fields["kind"].annotation)) == set(FILTERS)
+
+
+def test_generalisation_sets_are_env_sections():
+    cfg = RunConfig().with_overrides(
+        {
+            "env.name": "sokoban",
+            "eval.sets": ["new_vocab", "large", {"lake": {"env.name": "frozen_lake", "env.slip": 0.0}}],
+        }
+    )
+    found = eval_sets(cfg)
+    assert (found["new_vocab"].vocab, found["new_vocab"].size) == ("new", 6)
+    assert (found["large"].size, found["large"].boxes) == (8, 2)
+    assert found["lake"] == FrozenLakeSection(slip=0.0)
+    assert cfg.trial_id() != RunConfig().with_overrides({"env.name": "sokoban"}).trial_id()
+    for name, sets in EVAL_SETS.items():
+        assert list(eval_sets(RunConfig().with_overrides({"env.name": name, "eval.sets": [*sets]}))) == [*sets]

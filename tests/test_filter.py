@@ -115,8 +115,6 @@ def test_reward_is_the_sum_of_turns_and_penalties():
     assert turn_penalty(False, RewardSection(format_penalty=0.3)) == -0.3
 
 
-
-
 def chosen(kind, rows, **knobs):
     section = FilterSection(kind=kind, **knobs)
     return keep_groups(groups(rows), section, np.random.default_rng(0))
@@ -215,3 +213,15 @@ def test_filling_up():
     off, told = fill_up(first, FilterSection(kind="zero_only"), more)
     assert (asked, off) == ([], first)
     assert told == {"filter/extra_rollouts": 0.0, "filter/sampled_groups": 4.0, "filter/full": 0.0}
+
+
+def test_the_turns_of_a_trajectory_sum_to_its_reward():
+    """Turn-level credit sees the same money as trajectory-level credit, shaping included."""
+    from dataclasses import replace
+
+    from ragen_lab.reward import turn_reward
+
+    whole = trajectory(1.0, -0.1)
+    turns = tuple(replace(turn, reasoning=0.3, length_cost=-0.05) for turn in (*whole.turns, *whole.turns))
+    longer = replace(whole, turns=turns)
+    assert sum(map(turn_reward, turns)) == pytest.approx(trajectory_reward(longer)) == pytest.approx(2.3)

@@ -13,6 +13,7 @@ from ragen_lab import train as trainer
 from ragen_lab.algo import loss as losses
 from ragen_lab.config import RunConfig
 from ragen_lab.policy.model import load_policy
+from ragen_lab.reward import trajectory_reward
 from ragen_lab.track import FolderTracker, MemoryTracker
 from ragen_lab.train import Learner, derive, explained_variance, micro_batches, split_rows, train
 from ragen_lab.trajectory import MODEL
@@ -338,7 +339,7 @@ def test_derived_seeds_differ_by_purpose_and_index():
 
 def test_every_logged_metric_is_in_the_catalogue_and_the_other_way_round(shared_home):
     """A metric without its sentence, or a sentence without its metric, is a fault."""
-    from ragen_lab.metrics import METRICS
+    from ragen_lab.metrics import METRICS, ON_SETS, describe
 
     cfg = config(
         algo__name="ppo",
@@ -346,11 +347,19 @@ def test_every_logged_metric_is_in_the_catalogue_and_the_other_way_round(shared_
         algo__importance_cap=2.0,
         filter__keep_ratio=0.5,
         train__iterations=4,
+        reward__reasoning="grounded",
+        reward__length_penalty=0.001,
+        eval__probes=["no_think", "empty_think", "shuffled_think"],
+        eval__mutual_information_every=2,
+        eval__mutual_information_prompts=4,
+        eval__sets=["slippery", {"big": {"env.size": 5}}],
     )
     tracker = MemoryTracker()
     train(cfg, tracker, shared_home)
     logged = {key for row in tracker.rows for key in row} - {"iteration", "timestamp"}
-    assert logged <= set(METRICS)
+    on_sets = {f"{name}/{which}" for name in ON_SETS for which in ("slippery", "big")}
+    assert logged - set(METRICS) == on_sets
+    assert all(describe(name).sentence.endswith("'.") for name in on_sets)
     missing = set(METRICS) - logged
     assert missing <= {"detect/reward_std", "detect/grad_norm", "detect/entropy", "rollout/template_share_success"}, (
         missing
@@ -377,3 +386,56 @@ def test_learning_and_that_a_broken_loss_does_not_learn(shared_home, monkeypatch
     flipped = [row for row in run(cfg, shared_home)[1] if "eval/success" in row][-1]
     assert flipped["eval/success_high"] < end["eval/success_low"]
     assert flipped["eval/success"] < start["eval/success"]
+
+
+def test_extras_of_the_evaluation_change_no_other_number(shared_home):
+    """Probes, sets and the estimate draw from seeds of their own; the evaluation keeps its lines beside it."""
+    plain = config(algo__name="grpo", train__iterations=2)
+    _, bare = run(plain, shared_home)
+    extras = {
+        "eval.probes": ["empty_think", "shuffled_think"],
+        "eval.sets": ["slippery"],
+        "eval.mutual_information_every": 2,
+        "eval.mutual_information_prompts": 8,
+    }
+    _, rows = run(plain.with_overrides(extras), shared_home)
+    for row, alone in zip(rows, bare, strict=True):
+        assert {name: row[name] for name in alone} == alone
+    last = rows[-1]
+    for name in ("eval/success_empty_think", "eval/success/slippery"):
+        low, high = (
+            name.replace("success", f"success{end}") if "/slip" in name else f"{name}{end}" for end in ("_low", "_high")
+        )
+        assert 0 <= last[low] <= last[name] <= last[high] <= 1
+    assert last["eval/optimal/slippery"] < last["eval/optimal"]
+    assert 0 <= last["eval/retrieval_accuracy"] <= 1
+    assert last["eval/mutual_information"] <= math.log(8) + 1e-9
+
+
+def test_the_reasoning_reward_and_the_length_reach_the_reward(shared_home):
+    """Per trajectory: environment + format penalty + reasoning + length, each a sum over turns; nothing else moves."""
+    plain = fresh_learner(shared_home).roll_out(1)
+    paid = fresh_learner(
+        shared_home,
+        reward__reasoning="grounded",
+        reward__reasoning_weight=0.5,
+        reward__length_penalty=0.01,
+        reward__length_free=10,
+    ).roll_out(1)
+    pairs = [
+        (a, b)
+        for g, h in zip(plain.groups, paid.groups, strict=True)
+        for a, b in zip(g.trajectories, h.trajectories, strict=True)
+    ]
+    assert all(a.ids_T.tolist() == b.ids_T.tolist() for a, b in pairs)
+    assert all(a.shaping == 0 for a, _ in pairs)
+    for a, b in pairs:
+        turns = b.turns
+        assert [t.true_statements for t in a.turns] == [t.true_statements for t in turns], "measured either way"
+        assert all(-0.5 <= t.reasoning <= 0.5 for t in turns)
+        assert all(t.length_cost == pytest.approx(-0.01 * max(0, t.reply_tokens - 10)) for t in turns)
+        expected = a.env_return + a.penalty + sum(t.reasoning + t.length_cost for t in turns)
+        assert trajectory_reward(b) == pytest.approx(expected)
+    assert any(t.reasoning > 0.1 for _, b in pairs for t in b.turns)
+    assert any(t.reasoning < 0 for _, b in pairs for t in b.turns)
+    assert all(t.reasoning == 0 for _, b in pairs for t in b.turns if not t.format_ok), "no format, no credit"

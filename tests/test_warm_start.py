@@ -192,3 +192,10 @@ def test_the_writer_of_the_warm_start_is_the_writer_of_the_rollout(small_policy)
         first = writer.first(chat.rules, chat.turns[0][0], 10)
         assert trajectory.ids_T[: len(first)].tolist() == first
         assert small_policy.tokenizer.unk_token_id not in trajectory.ids_T
+
+
+def test_a_knob_at_its_default_is_not_part_of_the_key():
+    """New knobs keep old starts: only what differs from the defaults (and the environment's name) counts."""
+    key = warm_start.key(RunConfig().with_overrides({**SMALL, "env.slip": 1 / 3, "env.size": 5}))
+    assert key["env"] == {"name": "frozen_lake", "size": 5}
+    assert (key["tiny"], key["warm_start"]) == ({}, {})

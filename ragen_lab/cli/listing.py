@@ -70,7 +70,7 @@ def _knobs() -> list[Entry]:
     defaults = RunConfig().flat()
     for name, section in ENV_SECTIONS.items():
         defaults.update({f"env.{key}": value for key, value in flatten(section().model_dump()).items() if name})
-    defaults["env.name"] = RunConfig().env.name
+    defaults |= {"env.options": {}, "env.name": RunConfig().env.name}
     return [
         {"name": path, "about": f"{sentence} [default: {json.dumps(defaults[path])}]", "default": defaults[path]}
         for path, sentence in knobs().items()

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
+
+from ragen_lab.config import OUTSIDE_GROUP
+from ragen_lab.errors import ConfigError
 
 # Level seeds are plain integers. The two ranges are disjoint, so that no level *seed* is ever shared by
 # training and evaluation; level *contents* are kept apart by the environments themselves.
@@ -17,6 +21,15 @@ EVAL_SEED_BASE = 2**40
 def eval_seeds(count: int) -> range:
     """The fixed evaluation seeds: the first ``count`` of the evaluation range."""
     return range(EVAL_SEED_BASE, EVAL_SEED_BASE + count)
+
+
+# Generalisation sets have their own part of the evaluation range.
+GENERAL_SEED_BASE = 2**41
+
+
+def general_seeds(count: int) -> range:
+    """The fixed seeds of a generalisation set: neither training nor evaluation ever uses them."""
+    return range(GENERAL_SEED_BASE, GENERAL_SEED_BASE + count)
 
 
 def is_eval_seed(seed: int) -> bool:
@@ -66,17 +79,67 @@ class Env(Protocol):
         """The best continuation from the present state."""
 
 
+@runtime_checkable
+class OpenActions(Protocol):
+    """An environment whose actions are free text. ``actions()`` then gives valid examples, for random play."""
+
+    def parse(self, text: str) -> str | None:
+        """The action that a text means, in the present state, or None for no valid action."""
+
+
 # name -> "module:Class"; imported on use, so that listing names costs nothing.
 ENVS: dict[str, str] = {
     "bandit": "ragen_lab.env.bandit:Bandit",
     "bandit_rev": "ragen_lab.env.bandit:Bandit",
     "frozen_lake": "ragen_lab.env.frozen_lake:FrozenLake",
     "sokoban": "ragen_lab.env.sokoban:Sokoban",
+    "countdown": "ragen_lab.env.countdown:Countdown",
 }
 
 
+def read_action(env: Env, text: str) -> str | None:
+    """The action that a text means in the present state, compared without regard to case; None for none."""
+    if isinstance(env, OpenActions):
+        return env.parse(text)
+    return next((action for action in env.actions() if action.lower() == text.strip().lower()), None)
+
+
 def make_env(section: Any) -> Env:
-    """Build the environment that the config section ``section`` (``cfg.env``) describes."""
+    """Build the environment that the config section ``section`` (``cfg.env``) describes.
+
+    Raises ConfigError where an outside environment cannot be had.
+    """
+    if section.name not in ENVS:
+        return _outside(section)
     module, _, cls = ENVS[section.name].partition(":")
     env: Env = getattr(import_module(module), cls)(section)
+    return env
+
+
+def has_expert(env: Env) -> bool:
+    """Whether ``demonstrate()`` shows good play; an outside environment may say no by ``has_expert = False``."""
+    return bool(getattr(env, "has_expert", True))
+
+
+def _outside(section: Any) -> Env:
+    """An environment of another package: its class, called with ``env.options``."""
+    path = section.name
+    if ":" not in path:
+        points = [point for point in entry_points(group=OUTSIDE_GROUP) if point.name == path]
+        if not points:
+            raise ConfigError("env.name", [f"env.name: no installed package brings an environment {path!r}."])
+        path = points[0].value
+    module, _, name = path.partition(":")
+    try:
+        cls = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        fault = f"env.name: cannot import {path!r}: {error}. Is the package installed, or its folder on PYTHONPATH?"
+        raise ConfigError("env.name", [fault]) from None
+    try:
+        env = cls(**section.options)
+    except TypeError as error:
+        raise ConfigError("env.options", [f"env.options: {path} does not take them: {error}."]) from None
+    if not isinstance(env, Env):
+        lacks = ", ".join(n for n in ("reset", "step", "actions", "rules", "demonstrate") if not hasattr(env, n))
+        raise ConfigError("env.name", [f"env.name: {path} is no environment: it lacks {lacks}."])
     return env

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from ragen_lab.config import RunConfig
-from ragen_lab.env.base import Env, StepResult, eval_seeds, is_eval_seed, make_env
+from ragen_lab.config import RunConfig, eval_sets
+from ragen_lab.env.base import Env, StepResult, eval_seeds, general_seeds, has_expert, is_eval_seed, make_env
 from ragen_lab.env.reference import build_model, success_within
 from ragen_lab.errors import EnvError
 
@@ -72,7 +72,7 @@ def check_env(section: Any, seeds: Sequence[int] = range(8), make: Callable[[Any
             if shown and shown[-1].done:
                 ended = True
                 _check_refusal(env, names[0], f"seed {seed}: a step after the end", fault)
-            if not solved:
+            if not solved and has_expert(env):
                 fault("demonstration", f"seed {seed}: the {len(shown)} actions of demonstrate() do not reach success.")
         chancy = chancy or any(_course(played) != _course(plays[0]) for played in plays)
         chancy = chancy or any(_course(shown) != _course(shows[0]) for shown in shows)
@@ -141,9 +141,11 @@ def _check_refusal(env: Env, action: str, what: str, fault: Callable[[str, str],
 def preflight(cfg: RunConfig, sample: int = 64) -> dict[str, float]:
     """Play the config's environment at random on ``sample`` training levels, as groups of ``rollout.responses``.
 
-    ``solvable``: share of prompts that can succeed within the action budget. ``zero_spread``: share of groups whose
+    ``solvable``: share of prompts that can succeed within the action budget (without an exact model: that an expert
+    or chance did solve, a lower bound). ``zero_spread``: share of groups whose
     returns are all equal, which teach a group baseline nothing. ``random_success``: share of episodes.
-    ``overlap``: training prompts that are evaluation prompts too. ``unequal_prompts``: groups whose members saw
+    ``overlap``, ``sets_overlap``: training prompts that are prompts of the evaluation, or of a generalisation set, too.
+    ``unequal_prompts``: groups whose members saw
     different prompts. ``reward_min``, ``reward_max``: range of episode returns (random play and demonstrations).
     Format penalties are not part of it.
     """
@@ -153,7 +155,7 @@ def preflight(cfg: RunConfig, sample: int = 64) -> dict[str, float]:
     prompts: list[str] = []
     returns: list[float] = []
     for seed in range(sample):
-        pages, group = set[str](), list[float]()
+        pages, group, lucky = set[str](), list[float](), False
         for member in range(responses):
             pages.add(env.reset(seed, 0 if cfg.rollout.shared_dynamics else member))
             rng, total = Random(f"preflight {seed} {member}"), 0.0
@@ -162,23 +164,29 @@ def preflight(cfg: RunConfig, sample: int = 64) -> dict[str, float]:
                 total += result.reward
                 if result.done:
                     wins += result.success
+                    lucky = lucky or result.success
                     break
             group.append(total)
         unequal += len(pages) > 1
         flat_groups += _spread(group) < 1e-6 * max(1.0, *map(abs, group))
         prompts.append(env.reset(seed))
         shown, solved = _follow(env, seed, 0)
-        demonstrated += solved and len(shown) <= budget
-        returns += [*group, sum(result.reward for result in shown)]
+        demonstrated += lucky or (solved and len(shown) <= budget)
+        returns += group if not shown else [*group, sum(result.reward for result in shown)]
     model = build_model(cfg.env, range(sample), budget)
     solvable = demonstrated / sample if model is None else float((success_within(model, best=True)[-1] > 0).mean())
     evaluation = {env.reset(seed) for seed in eval_seeds(cfg.eval.prompts)}
+    general = set[str]()
+    for section in eval_sets(cfg).values():
+        there = make_env(section)
+        general |= {there.reset(seed) for seed in general_seeds(cfg.eval.prompts)}
     return {
         "prompts": sample,
         "solvable": solvable,
         "zero_spread": flat_groups / sample,
         "random_success": wins / (sample * responses),
         "overlap": sum(prompt in evaluation for prompt in prompts),
+        "sets_overlap": sum(prompt in general for prompt in prompts),
         "unequal_prompts": unequal,
         "reward_min": min(returns),
         "reward_max": max(returns),

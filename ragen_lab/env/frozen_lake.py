@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from ragen_lab.config import FrozenLakeSection
 from ragen_lab.env.base import Demonstration, StepResult
-from ragen_lab.env.levels import choose_set, direction_words, draw_level, published, published_level
+from ragen_lab.env.grounding import Scene
+from ragen_lab.env.levels import (
+    choose_set,
+    direction_words,
+    draw_level,
+    length_stream,
+    of_length,
+    published,
+    published_level,
+)
 from ragen_lab.errors import EnvError
 
 ACTIONS = ("Left", "Down", "Right", "Up")  # neighbours in this circle are perpendicular
@@ -24,6 +33,8 @@ DATA = "frozen_lake_levels.json"
 SETS = {(4, 0.8): "4x4_frozen_0.8", (4, 0.9): "4x4_frozen_0.9"}
 # A little impatience makes the slippery planner prefer the faster of two equally safe ways.
 PLAN_DISCOUNT = 0.99
+
+Bounds = tuple[int | None, int | None]  # moves of the shortest way: at least, at most
 
 
 class Lake:
@@ -113,12 +124,20 @@ def published_set(size: int, frozen: float, eval_levels: str) -> tuple[str, ...]
 
 
 @lru_cache(maxsize=8192)  # the members of a group start the same level
-def level(size: int, frozen: float, eval_levels: str, seed: int) -> Lake:
+def level(size: int, frozen: float, eval_levels: str, seed: int, bounds: Bounds = (None, None)) -> Lake:
     """The map of a level seed. Source of the published maps: the RAGEN release (arXiv 2504.20073)."""
     content = published_level(seed, published_set(size, frozen, eval_levels))
     if content is None:
-        stream = f"frozen_lake size {size} frozen {frozen!r}"
-        content = draw_level(seed, stream, lambda rng: generate(rng, size, frozen), _published_contents())
+
+        def make(rng: Random) -> str | None:
+            drawn = generate(rng, size, frozen)
+            if drawn is None or bounds == (None, None):
+                return drawn
+            lake = Lake(drawn)
+            return drawn if of_length(lake.distance[lake.start], *bounds) else None
+
+        stream = f"frozen_lake size {size} frozen {frozen!r}{length_stream(*bounds)}"
+        content = draw_level(seed, stream, make, _published_contents())
     return Lake(content)
 
 
@@ -140,7 +159,8 @@ class FrozenLake:
 
     def level(self, seed: int) -> Lake:
         section = self.section
-        return level(section.size, section.frozen, section.eval_levels, seed)
+        bounds = (section.min_moves, section.max_moves)
+        return level(section.size, section.frozen, section.eval_levels, seed, bounds)
 
     def reset(self, seed: int, dynamics: int = 0) -> str:
         self._lake = self.level(seed)
@@ -165,9 +185,15 @@ class FrozenLake:
         return ACTIONS
 
     def rules(self) -> str:
-        text = (
-            "You walk over a frozen lake. The map shows one symbol per tile, with a space between tiles: "
+        seen = (
+            "You see the places of the player, the goal and the holes; rows are counted from the top and columns "
+            "from the left, from 1. "
+            if self.section.view == "coordinates"
+            else "The map shows one symbol per tile, with a space between tiles: "
             "P is you, _ is safe ice, O is a hole, G is the goal, X is you in a hole, √ is you on the goal. "
+        )
+        text = (
+            f"You walk over a frozen lake. {seen}"
             "Reach the goal without falling into a hole; a hole ends the game. "
             "Your actions are Left, Down, Right and Up; a move off the map leaves you where you are. "
         )
@@ -204,12 +230,40 @@ class FrozenLake:
         }
         return Demonstration(tuple(plan), facts)
 
+    def scene(self) -> Scene:
+        """Where player, goal and holes are; a reasoning text may call the goal a target."""
+        lake = self._started()
+
+        def cell(index: int) -> tuple[int, int]:
+            return index // lake.size + 1, index % lake.size + 1
+
+        things = {
+            "player": (cell(self._cell),),
+            "goal": (cell(lake.goal),),
+            "hole": tuple(cell(hole) for hole in sorted(lake.holes)),
+        }
+        words = {"target": "goal", "destination": "goal"}
+        return Scene(lake.size, lake.size, things, ("hole",), ("goal", "player"), words)
+
     def _started(self) -> Lake:
         if self._lake is None:
             raise EnvError("frozen_lake: no episode yet; call reset first.")
         return self._lake
 
     def _page(self, lake: Lake) -> str:
+        if self.section.view == "coordinates":
+            return self._coordinates(lake)
         cells = list(lake.cells.replace("P", "_"))
         cells[self._cell] = {"O": "X", "G": "√"}.get(cells[self._cell], "P")
         return "\n".join(" ".join(cells[row * lake.size : (row + 1) * lake.size]) for row in range(lake.size))
+
+    def _coordinates(self, lake: Lake) -> str:
+        """The same in words: the size, then who is where, rows from the top and columns from the left, from 1."""
+
+        def place(cell: int) -> str:
+            return f"row {cell // lake.size + 1} column {cell % lake.size + 1}"
+
+        holes = " , ".join(place(hole) for hole in sorted(lake.holes)) or "none"
+        end = " in a hole" if self._cell in lake.holes else " on the goal" if self._cell == lake.goal else ""
+        lines = (f"size {lake.size}", f"player {place(self._cell)}{end}", f"goal {place(lake.goal)}", f"holes {holes}")
+        return "\n".join(lines)

@@ -16,7 +16,7 @@ from importlib.resources import files
 from random import Random
 from typing import Any
 
-from ragen_lab.env.base import EVAL_SEED_BASE, is_eval_seed
+from ragen_lab.env.base import EVAL_SEED_BASE, GENERAL_SEED_BASE, is_eval_seed
 from ragen_lab.errors import ConfigError
 
 MAX_DRAWS = 2_000
@@ -48,8 +48,8 @@ def choose_set(eval_levels: str, file: str, name: str | None, setting: str, allo
 
 
 def published_level(seed: int, levels: tuple[str, ...]) -> str | None:
-    """The level that evaluation seed number i takes from a published set, or None."""
-    index = seed - EVAL_SEED_BASE
+    """The level that evaluation (or generalisation) seed number i takes from a published set, or None."""
+    index = seed - (GENERAL_SEED_BASE if seed >= GENERAL_SEED_BASE else EVAL_SEED_BASE)
     return levels[index] if 0 <= index < len(levels) else None
 
 
@@ -73,8 +73,20 @@ def draw_level(seed: int, stream: str, make: Callable[[Random], str | None], tak
         if evaluation or content not in taken:
             return content
     side = "evaluation" if evaluation else "training"
-    fault = f"env: {stream} gave no {side} level in {MAX_DRAWS} draws; choose a larger size or fewer boxes."
+    fault = (
+        f"env: {stream} gave no {side} level in {MAX_DRAWS} draws; choose a larger size, fewer boxes or wider bounds."
+    )
     raise ConfigError("env", [fault])
+
+
+def of_length(moves: int | None, least: int | None, most: int | None) -> bool:
+    """Whether a shortest solution of ``moves`` (None: there is none) keeps the bounds of ``env.min/max_moves``."""
+    return moves is not None and (least is None or moves >= least) and (most is None or moves <= most)
+
+
+def length_stream(least: int | None, most: int | None) -> str:
+    """What bounds add to the name of a setting; nothing without bounds, so that levels stay what they were."""
+    return "" if least is None and most is None else f" moves {least} to {most}"
 
 
 def direction_words(rows: int, columns: int) -> str:

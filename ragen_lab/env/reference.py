@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragen_lab.config import BanditSection
-from ragen_lab.env import bandit, frozen_lake, sokoban
-from ragen_lab.env.base import eval_seeds, make_env
+from ragen_lab.config import BanditSection, CountdownSection
+from ragen_lab.env import bandit, countdown, frozen_lake, sokoban
+from ragen_lab.env.arithmetic import read_equation
+from ragen_lab.env.base import EVAL_SEED_BASE, make_env
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -270,11 +271,13 @@ def build_model(section: Any, seeds: range, budget: int) -> Model | None:
     return None
 
 
-def reference_lines(section: Any, actions: int, levels: int) -> ReferenceLines:
-    """The lines of ``cfg.env`` for a budget of ``actions`` actions on the first ``levels`` evaluation seeds."""
-    seeds = eval_seeds(levels)
+def reference_lines(section: Any, actions: int, levels: int, first: int = EVAL_SEED_BASE) -> ReferenceLines:
+    """The lines of ``cfg.env`` for a budget of ``actions`` actions on ``levels`` evaluation seeds from ``first``."""
+    seeds = range(first, first + levels)
     if isinstance(section, BanditSection):
         return _bandit_lines(section, seeds)
+    if isinstance(section, CountdownSection):
+        return _countdown_lines(section, seeds)
     model = build_model(section, seeds, actions)
     if model is None:
         return _played_lines(section, actions, seeds)
@@ -306,9 +309,31 @@ def _bandit_lines(section: BanditSection, seeds: range) -> ReferenceLines:
     return ReferenceLines(random=0.5, fixed_string=None, optimal=1.0, how=how, string=None)
 
 
+def _countdown_lines(section: CountdownSection, seeds: range) -> ReferenceLines:
+    """One answer per level: random play draws one of the random equations, optimal play searches."""
+    env = countdown.Countdown(section)
+    lucky, solved = 0.0, 0
+    for seed in seeds:
+        env.reset(seed)
+        equations = [read_equation(action) for action in env.actions()]
+        lucky += sum(e is not None and env.score(e) == countdown.CORRECT for e in equations) / len(equations)
+        solved += bool(env.demonstrate().actions)
+    how = {
+        "random": f"a random equation over all numbers (the mean over up to {countdown.SAMPLE} of them per level)",
+        "fixed_string": "none: equations differ from level to level, so no string can be played without looking",
+        "optimal": "exact (exhaustive search over equations)",
+    }
+    return ReferenceLines(
+        random=lucky / len(seeds), fixed_string=None, optimal=solved / len(seeds), how=how, string=None
+    )
+
+
 def _played_lines(section: Any, actions: int, seeds: range) -> ReferenceLines:
     """Lines of an environment without a model: random by seeded plays, optimal by its own demonstrations."""
     env, wins, solved, deterministic = make_env(section), 0, 0, section.name == "sokoban"
+    without = (
+        "none: too many states to compare strings" if deterministic else "none: no model of an outside environment"
+    )
     for seed in seeds:
         for play in range(PLAYS):
             env.reset(seed, play)
@@ -327,16 +352,20 @@ def _played_lines(section: Any, actions: int, seeds: range) -> ReferenceLines:
         optimal=solved / len(seeds) if deterministic else None,
         how={
             "random": f"sampled ({PLAYS} plays per level)",
-            "fixed_string": "none: too many states to compare strings" if deterministic else "none: no model",
-            "optimal": "best plan of a bounded search (a lower bound)" if deterministic else "none: no model",
+            "fixed_string": without,
+            "optimal": "best plan of a bounded search (a lower bound)" if deterministic else without,
         },
         string=None,
     )
 
 
-def cached_reference_lines(section: Any, actions: int, levels: int, folder: Path) -> ReferenceLines:
+def cached_reference_lines(
+    section: Any, actions: int, levels: int, folder: Path, first: int = EVAL_SEED_BASE
+) -> ReferenceLines:
     """``reference_lines`` kept as JSON in ``folder``; safe when several processes ask at once."""
     asked = {"section": section.model_dump(), "actions": actions, "levels": levels, "version": VERSION}
+    if first != EVAL_SEED_BASE:
+        asked["first"] = first
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     file = folder / f"{digest}.json"
     try:
@@ -345,7 +374,7 @@ def cached_reference_lines(section: Any, actions: int, levels: int, folder: Path
         return ReferenceLines(**{**kept, "string": None if string is None else tuple(string)})
     except (FileNotFoundError, json.JSONDecodeError):
         pass  # nothing usable is kept: compute and (over)write
-    lines = reference_lines(section, actions, levels)
+    lines = reference_lines(section, actions, levels, first)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", encoding="utf-8", delete=False) as part:
         json.dump(asdict(lines), part)

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from random import Random
 
 from ragen_lab.config import SokobanSection
 from ragen_lab.env.base import Demonstration, StepResult
-from ragen_lab.env.levels import choose_set, direction_words, draw_level, published, published_level
+from ragen_lab.env.grounding import Scene
+from ragen_lab.env.levels import (
+    choose_set,
+    direction_words,
+    draw_level,
+    length_stream,
+    of_length,
+    published,
+    published_level,
+)
 from ragen_lab.errors import ConfigError, EnvError
 
 ACTIONS = ("Up", "Down", "Left", "Right")
@@ -220,12 +230,23 @@ def published_set(size: int, boxes: int, vocab: str, eval_levels: str) -> tuple[
 
 
 @lru_cache(maxsize=8192)  # the members of a group start the same level
-def level(size: int, boxes: int, vocab: str, eval_levels: str, seed: int) -> Room:
+def level(
+    size: int, boxes: int, vocab: str, eval_levels: str, seed: int, bounds: tuple[int | None, int | None] = (None, None)
+) -> Room:
     """The room of a level seed. Source of the published levels: the RAGEN release (arXiv 2504.20073)."""
     content = published_level(seed, published_set(size, boxes, vocab, eval_levels))
     if content is None:
-        stream = f"sokoban size {size} boxes {boxes}"
-        content = draw_level(seed, stream, lambda rng: generate(rng, size, boxes), _published_contents())
+
+        def make(rng: Random) -> str | None:
+            drawn = generate(rng, size, boxes)
+            if drawn is None or bounds == (None, None):
+                return drawn
+            room = Room(drawn)
+            plan = room.plan(room.start)
+            return drawn if of_length(None if plan is None else len(plan) - 1, *bounds) else None
+
+        stream = f"sokoban size {size} boxes {boxes}{length_stream(*bounds)}"
+        content = draw_level(seed, stream, make, _published_contents())
     return Room(content)
 
 
@@ -253,7 +274,8 @@ class Sokoban:
 
     def level(self, seed: int) -> Room:
         section = self.section
-        return level(section.size, section.boxes, section.vocab, section.eval_levels, seed)
+        bounds = (section.min_moves, section.max_moves)
+        return level(section.size, section.boxes, section.vocab, section.eval_levels, seed, bounds)
 
     def reset(self, seed: int, dynamics: int = 0) -> str:
         self._room = self.level(seed)
@@ -321,6 +343,23 @@ class Sokoban:
         if actions:
             facts["move"] = actions[0].lower()
         return Demonstration(tuple(actions), facts)
+
+    def scene(self) -> Scene:
+        """Where player, boxes, targets and walls are; a text may say 'it' for the box."""
+        room = self._started()
+
+        def cells(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+            return tuple((index // room.size + 1, index % room.size + 1) for index in sorted(indices))
+
+        player, boxes = self._state
+        things = {
+            "player": cells([player]),
+            "box": cells(boxes),
+            "target": cells(room.targets),
+            "wall": cells(room.walls),
+        }
+        words = {"crate": "box", "it": "box", "goal": "target", "storage": "target"}
+        return Scene(room.size, room.size, things, ("wall",), ("target", "box"), words)
 
     def _started(self) -> Room:
         if self._room is None:

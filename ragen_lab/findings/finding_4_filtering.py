@@ -182,9 +182,7 @@ def _design(group: Stratum, horizon: int, fall: float | None) -> Design:
         if held:
             named = {f"{ratio_text(r)}, {equal[0]} updates": arm for r, arm in held.items()}
             same = _as_ladder(group.label, {ratio_text(largest): main[largest], **named})
-    return Design(
-        _as_ladder(group.label, {ratio_text(r): arm for r, arm in main.items()}), random, same, steps
-    )
+    return Design(_as_ladder(group.label, {ratio_text(r): arm for r, arm in main.items()}), random, same, steps)
 
 
 def _as_ladder(label: str, arms: dict[str, list[Outcome]]) -> Ladder:
@@ -378,9 +376,7 @@ def _confounds(designs: Sequence[Design]) -> list[str]:
         if len({s for s in steps.values() if not math.isnan(s)}) > 1:
             told = ", ".join(f"{ratio_text(r)}: {s:g}" for r, s in steps.items())
             answer = "the arms at equal updates speak to it" if design.same_updates else "no arm here separates the two"
-            warnings.append(
-                f"{label}: the keep ratio also sets the optimizer steps per iteration ({told}); {answer}."
-            )
+            warnings.append(f"{label}: the keep ratio also sets the optimizer steps per iteration ({told}); {answer}.")
         if single := [ratio_text(r) for r, s in steps.items() if s == 1]:
             warnings.append(
                 f"{label}: at {', '.join(single)} there is one on-policy update per iteration: the clip is inert."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ragen_lab.config import RewardSection
 from ragen_lab.findings.base import FindingResult
 from ragen_lab.findings.needs import ladder_needs, levels, not_yet
 from ragen_lab.findings.outcomes import usable_runs
@@ -33,7 +32,8 @@ def evaluate(runs: RunTable) -> FindingResult:
     measured = [run for run in usable if run.params.get(THINK) and len(run.series(THINK_TOKENS)[0]) >= 2]
     if not measured:
         needs.append(f"{THINK_TOKENS} over the iterations of the think arms.")
-    if set(RewardSection.model_fields) == {"format_penalty"}:
-        needs.append("A reasoning-aware reward arm: this version's reward section has the format penalty only.")
+    rewards = {run.params.get("reward.reasoning", "none") for run in usable}
+    if not {"none", "grounded"} <= rewards:
+        needs.append("Arms with and without a reasoning-aware reward (reward.reasoning none and grounded).")
     needs += ladder_needs(usable, ("reward.format_penalty",), 2, "reward.format_penalty (the claim's control)")
     return not_yet(number, title, claim, runs, needs)

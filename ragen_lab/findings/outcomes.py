@@ -167,9 +167,7 @@ def strata(runs: Iterable[Run], design: Sequence[str]) -> list[Stratum]:
     for fixed, members in firsts:
         environment = str(dict(fixed).get("env.name", "unknown"))
         peers = [dict(other) for other, _ in firsts if dict(other).get("env.name", "unknown") == environment]
-        differs = [
-            f"{path}={value}" for path, value in fixed if any(peer.get(path) != value for peer in peers)
-        ]
+        differs = [f"{path}={value}" for path, value in fixed if any(peer.get(path) != value for peer in peers)]
         label = f"{environment} ({', '.join(differs)})" if differs else environment
         found.append(Stratum(label, environment, tuple(members)))
     return sorted(found, key=lambda stratum: stratum.label)

@@ -5,18 +5,23 @@ A bad rollout is data: an environment that raises ends its own trajectory with `
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ragen_lab.config import RunConfig
-from ragen_lab.env.base import Env, make_env
+from ragen_lab.env.base import Env, OpenActions, make_env, read_action
+from ragen_lab.env.grounding import Grounded, judge
 from ragen_lab.errors import ConfigError, EnvError
 from ragen_lab.policy.model import Policy
 from ragen_lab.prompt import ChatWriter, Parsed, parse_reply
-from ragen_lab.reward import turn_penalty
+from ragen_lab.reward import REASONING, length_cost, turn_penalty
 from ragen_lab.rollout.engine import NativeSession, Reply, refuse_unsupported
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory, TrajectoryGroup, Turn
+
+# (turn, row) -> ids that the reply of this row is made to begin with. They are context, never trained on.
+Force = Callable[[int, int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,12 @@ def collect(
     dynamics_seeds: list[list[int]],
     temperature: float,
     seed: int,
+    force: Force | None = None,
 ) -> Rollout:
     """Play ``dynamics_seeds[g][m]`` on level ``level_seeds[g]`` for every group g and member m.
 
-    ``seed`` drives the sampling of tokens. All groups have the same number of members.
+    ``seed`` drives the sampling of tokens. All groups have the same number of members. ``force`` puts the beginning
+    of replies into the model's mouth (row = g * members + m); the reply that is parsed includes it.
     """
     refuse_unsupported(policy, cfg.rollout.max_context)
     members = len(dynamics_seeds[0])
@@ -107,15 +114,15 @@ def collect(
     session.start(prompts, members)
 
     entropy_sum, tokens = 0.0, 0
-    alive = list(range(len(episodes)))
+    alive, forced = _open_replies(episodes, list(range(len(episodes))), 0, force, cfg)
     contexts: list[list[int]] = [[] for _ in alive]
     for turn in range(cfg.rollout.max_turns):
-        replies = session.reply(alive, contexts)
-        texts = writer.decode([reply.ids for reply in replies])
+        if not alive:
+            break
+        replies = session.reply(alive, [c + f for c, f in zip(contexts, forced, strict=True)])
+        texts = writer.decode([f + reply.ids for f, reply in zip(forced, replies, strict=True)])
         parsed = [
-            parse_reply(
-                text, episodes[row].env.actions(), cfg.rollout.actions_per_turn, cfg.prompt.think, reply.truncated
-            )
+            _read(episodes[row].env, text, reply.truncated, cfg)
             for row, text, reply in zip(alive, texts, replies, strict=True)
         ]
         think_tokens = writer.count_tokens([p.think for p in parsed])
@@ -130,23 +137,31 @@ def collect(
             break
         ended = {row: not reply.truncated for row, reply in zip(alive, replies, strict=True)}
         alive, contexts = _open_turns(episodes, going, ended, writer, cfg)
-        if not alive:
-            break
+        opened = dict(zip(alive, contexts, strict=True))
+        alive, forced = _open_replies(episodes, alive, turn + 1, force, cfg)
+        contexts = [opened[row] for row in alive]
     trajectories = [episode.finish() for episode in episodes]
     groups = [
         TrajectoryGroup(level_seed, tuple(trajectories[g * members : (g + 1) * members]))
         for g, level_seed in enumerate(level_seeds)
     ]
-    return Rollout(groups, entropy_sum / tokens, tokens)
+    return Rollout(groups, entropy_sum / max(tokens, 1), tokens)
+
+
+def _read(env: Env, text: str, truncated: bool, cfg: RunConfig) -> Parsed:
+    """What a reply means to an environment."""
+    valid, read = ((), env.parse) if isinstance(env, OpenActions) else (env.actions(), None)
+    return parse_reply(text, valid, cfg.rollout.actions_per_turn, cfg.prompt.think, truncated, read)
 
 
 def _play_turn(episode: _Episode, reply: Reply, text: str, meaning: Parsed, think_tokens: int, cfg: RunConfig) -> None:
     """Let the environment execute a reply and write down the turn."""
     episode.append(reply.ids, MODEL, reply.logprobs)
+    board = episode.env.scene() if isinstance(episode.env, Grounded) and meaning.think else None
     shown, reward, executed = episode.observation, 0.0, []
     try:
         for action in meaning.actions[: episode.actions_left]:
-            if action not in episode.env.actions():
+            if read_action(episode.env, action) is None:
                 break  # valid when the reply was written, not any more
             result = episode.env.step(action)
             executed.append(action)
@@ -160,6 +175,11 @@ def _play_turn(episode: _Episode, reply: Reply, text: str, meaning: Parsed, thin
     episode.actions_left -= len(executed)
     if episode.stop is None and episode.actions_left == 0:
         episode.stop = StopReason.ACTIONS
+    said = None
+    if board is not None and meaning.format_ok and isinstance(episode.env, Grounded):
+        # measured whether it is rewarded or not, so that arms can be compared
+        said = (REASONING[cfg.reward.reasoning] or judge)(meaning.think, board, episode.env.scene())
+    rewarded = REASONING[cfg.reward.reasoning] is not None
     episode.turns.append(
         Turn(
             observation=shown,
@@ -172,8 +192,31 @@ def _play_turn(episode: _Episode, reply: Reply, text: str, meaning: Parsed, thin
             penalty=turn_penalty(meaning.format_ok, cfg.reward),
             reply_tokens=len(reply.ids),
             think_tokens=think_tokens,
+            reasoning=cfg.reward.reasoning_weight * said.score if said is not None and rewarded else 0.0,
+            length_cost=length_cost(len(reply.ids), cfg.reward),
+            true_statements=said.true if said is not None else 0,
+            false_statements=said.false if said is not None else 0,
         )
     )
+
+
+def _open_replies(
+    episodes: list[_Episode], rows: list[int], turn: int, force: Force | None, cfg: RunConfig
+) -> tuple[list[int], list[list[int]]]:
+    """The forced beginning of each row's reply; an episode that has no room left for a reply behind it ends."""
+    if force is None:
+        return rows, [[] for _ in rows]
+    kept: list[int] = []
+    beginnings: list[list[int]] = []
+    for row in rows:
+        begun = force(turn, row)
+        if len(episodes[row].ids) + len(begun) + cfg.rollout.max_new_tokens > cfg.rollout.max_context:
+            episodes[row].stop = StopReason.CONTEXT
+            continue
+        episodes[row].append(begun, CONTEXT)
+        kept.append(row)
+        beginnings.append(begun)
+    return kept, beginnings
 
 
 def _open_turns(

@@ -320,6 +320,10 @@ class _Resolver:
             return {}
         return {target: parsed[target] for target in order}
 
+    def _knows(self, path: str) -> bool:
+        """Whether it is a knob; the options of an outside environment are its own affair."""
+        return path in self.known or path.startswith("env.options.")
+
     def _check_paths(self, parsed: Mapping[str, Any]) -> None:
         page = self.page
         named = [(f"axes.{path}", path) for path in page.axes]
@@ -329,7 +333,7 @@ class _Resolver:
         for where, path in named:
             if path in _HERE:
                 self.faults.append(f"{where}: set this with the page's own key '{_HERE[path]}'.")
-            elif path not in self.known:
+            elif not self._knows(path):
                 section = [knob for knob in self.known if knob.startswith(path + ".")]
                 hint = f" It is a section; name a knob of it, for example {section[0]}." if section else ""
                 pages = list(SweepPage.model_fields) if where.startswith("--set") and "." not in path else []
@@ -337,7 +341,7 @@ class _Resolver:
                 self.faults.append(f"{where}: no such knob.{hint} `ragen-lab list knobs` shows them all.")
         for target, node in parsed.items():
             for path in sorted(ties.paths(node)):
-                if path not in self.known:
+                if not self._knows(path):
                     self.faults.append(f"ties.{target}: reads '{path}', which is no knob.{suggest(path, self.known)}")
         for path, values in page.axes.items():
             if not values:
@@ -365,7 +369,7 @@ class _Resolver:
         arms = []
         if page.axes or not page.arms:
             # An empty or unknown axis has been told already.
-            axes = {path: values for path, values in page.axes.items() if values and path in self.known}
+            axes = {path: values for path, values in page.axes.items() if values and self._knows(path)}
             for values in itertools.product(*axes.values()):
                 changes = dict(zip(axes, values, strict=True))
                 arms.append(Arm(self._label(changes) or "base", changes, True))
@@ -401,7 +405,7 @@ class _Resolver:
                 return None
             if "seed" in tree:
                 self.notes.append(f"seed: {tree['seed']} of the base page is not used: the sweep's seeds are.")
-            overrides = {path: value for path, value in self.knob_overrides.items() if path in self.known}
+            overrides = {path: value for path, value in self.knob_overrides.items() if self._knows(path)}
             if self.page.on_collapse is not None:
                 overrides["detect.on_collapse"] = self.page.on_collapse
             return apply_overrides(tree, overrides, str(file))
@@ -415,7 +419,7 @@ class _Resolver:
         configs = []
         self._changes: list[dict[str, Any]] = []
         for arm in arms:
-            changes = {path: value for path, value in arm.changes.items() if path in self.known}
+            changes = {path: value for path, value in arm.changes.items() if self._knows(path)}
             try:
                 tree = apply_overrides(base, changes, arm.name)
                 for target, node in parsed.items():

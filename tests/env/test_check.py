@@ -11,6 +11,7 @@ import pytest
 from ragen_lab.config import (
     BanditRevSection,
     BanditSection,
+    CountdownSection,
     EvalSection,
     FrozenLakeSection,
     RolloutSection,
@@ -30,10 +31,15 @@ SECTIONS: list[Any] = [
     FrozenLakeSection(slip=0.0),
     FrozenLakeSection(frozen=0.9, eval_levels="generated"),
     FrozenLakeSection(size=8),
+    FrozenLakeSection(view="coordinates"),
+    FrozenLakeSection(slip=0.0, min_moves=3, max_moves=5),
     SokobanSection(),
     SokobanSection(vocab="new"),
     SokobanSection(size=8, boxes=2),
     SokobanSection(size=7, boxes=3, vocab="new"),
+    SokobanSection(min_moves=5, max_moves=9),
+    CountdownSection(),
+    CountdownSection(numbers=4, largest=50),
 ]
 STILL = FrozenLakeSection(slip=0.0)
 
@@ -221,6 +227,15 @@ def test_preflight_counts_the_budget_of_turns_too() -> None:
         lengths.append(len(env.demonstrate().actions))
     assert one == same
     assert one["solvable"] == sum(length == 1 for length in lengths) / 60
+
+
+def test_preflight_looks_at_the_generalisation_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training levels are on no set; a set that serves one is seen."""
+    cfg = config(STILL, responses=2).with_overrides({"eval.sets": ["slippery"], "eval.prompts": 32})
+    assert preflight(cfg, 20)["sets_overlap"] == 0
+    real = FrozenLake.reset
+    monkeypatch.setattr(FrozenLake, "reset", lambda self, seed, dynamics=0: real(self, seed % 2**41))
+    assert preflight(cfg, 20)["sets_overlap"] == 20
 
 
 def test_preflight_of_bandit_and_of_groups_of_one() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ragen_lab.config import FrozenLakeSection
+from ragen_lab.config import FrozenLakeSection, RunConfig
 from ragen_lab.env.base import EVAL_SEED_BASE, eval_seeds
 from ragen_lab.env.frozen_lake import ACTIONS, DATA, FrozenLake, Lake, generate
 from ragen_lab.env.levels import on_evaluation_side, published
@@ -211,3 +211,43 @@ def test_unknown_actions_and_missing_reset() -> None:
 def test_rules_tell_the_slip() -> None:
     assert "slippery" not in FrozenLake(STILL).rules()
     assert "0.333" in FrozenLake(FrozenLakeSection()).rules()
+
+
+def test_the_view_in_coordinates_says_what_the_map_shows() -> None:
+    grid, words = FrozenLake(FrozenLakeSection(slip=0.0)), FrozenLake(FrozenLakeSection(slip=0.0, view="coordinates"))
+    for seed in range(50):
+        rows = grid.reset(seed).split("\n")
+        where: dict[str, list[str]] = {"P": [], "G": [], "O": []}
+        for r, row in enumerate(rows):
+            for c, cell in enumerate(row.split()):
+                if cell in where:
+                    where[cell].append(f"row {r + 1} column {c + 1}")
+        holes = " , ".join(where["O"]) or "none"
+        assert words.reset(seed) == f"size 4\nplayer {where['P'][0]}\ngoal {where['G'][0]}\nholes {holes}"
+        assert grid.demonstrate() == words.demonstrate()
+    assert "counted from the top" in words.rules()
+    while not (last := words.step(words.demonstrate().actions[0])).done:
+        pass
+    assert "on the goal" in last.observation
+
+
+def test_levels_of_bounded_length() -> None:
+    """Training and generated evaluation levels keep the bounds; without bounds every level is what it was."""
+    from ragen_lab.env.base import eval_seeds, general_seeds
+
+    lake = FrozenLake(FrozenLakeSection(min_moves=3, max_moves=4, eval_levels="generated"))
+    for seed in (*range(60), *eval_seeds(20), *general_seeds(20)):
+        level = lake.level(seed)
+        assert level.distance[level.start] in (3, 4)
+    free, other = FrozenLake(FrozenLakeSection(size=5)), FrozenLake(FrozenLakeSection(size=5, max_moves=8))
+    assert any(free.level(seed).cells != other.level(seed).cells for seed in range(20))
+    published = FrozenLake(FrozenLakeSection(min_moves=3, max_moves=4))
+    lengths = {m.distance[m.start] for m in (published.level(seed) for seed in eval_seeds(64))}
+    assert not lengths <= {3, 4}, "published levels stay as they are"
+
+
+def test_bounds_that_no_level_keeps_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"moves 30 to None gave no training level.*wider bounds"):
+        FrozenLake(FrozenLakeSection(min_moves=30)).reset(0)
+    with pytest.raises(ConfigError, match=r"env.min_moves: 5 is above env.max_moves 4"):
+        RunConfig().with_overrides({"env.min_moves": 5, "env.max_moves": 4})

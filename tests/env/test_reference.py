@@ -12,7 +12,7 @@ import pytest
 
 from ragen_lab.config import BanditRevSection, BanditSection, FrozenLakeSection, SokobanSection
 from ragen_lab.env import frozen_lake, reference, sokoban
-from ragen_lab.env.base import eval_seeds, make_env
+from ragen_lab.env.base import GENERAL_SEED_BASE, eval_seeds, make_env
 from ragen_lab.env.levels import published
 from ragen_lab.env.reference import (
     best_string,
@@ -191,9 +191,9 @@ def test_too_many_states_fall_back_to_seeded_plays(monkeypatch: pytest.MonkeyPat
 def test_cache_computes_once_per_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, calls = tmp_path / "lines", []
 
-    def counted(section: Any, actions: int, levels: int) -> reference.ReferenceLines:
-        calls.append((section, actions, levels))
-        return reference_lines(section, actions, levels)
+    def counted(section: Any, actions: int, levels: int, first: int) -> reference.ReferenceLines:
+        calls.append((section, actions, levels, first))
+        return reference_lines(section, actions, levels, first)
 
     monkeypatch.setattr(reference, "reference_lines", counted)
     section = FrozenLakeSection()
@@ -206,9 +206,12 @@ def test_cache_computes_once_per_question(tmp_path: Path, monkeypatch: pytest.Mo
     cached_reference_lines(BanditSection(), 4, 8, folder)
     assert cached_reference_lines(BanditSection(), 4, 8, folder).string is None
     assert len(calls) == 5
+    apart = cached_reference_lines(FrozenLakeSection(eval_levels="generated"), 4, 8, folder, GENERAL_SEED_BASE)
+    assert apart != cached_reference_lines(FrozenLakeSection(eval_levels="generated"), 4, 8, folder)
+    assert len(calls) == 7, "a generalisation set has levels, and lines, of its own"
     monkeypatch.setattr(reference, "VERSION", reference.VERSION + 1)
     cached_reference_lines(section, 4, 8, folder)
-    assert len(calls) == 6
+    assert len(calls) == 8
     assert all(file.suffix == ".json" for file in folder.iterdir())  # no half-written file is left behind
 
 

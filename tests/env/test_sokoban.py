@@ -248,3 +248,11 @@ def test_unknown_actions_and_missing_reset() -> None:
 def test_rules_name_the_symbols_in_use() -> None:
     assert "√ is a box on a target" in Sokoban(SokobanSection()).rules()
     assert "B is a box on a target" in Sokoban(SokobanSection(vocab="new")).rules()
+
+
+def test_levels_of_bounded_length() -> None:
+    """Difficulty by optimal length: the shortest solution of every generated level keeps the bounds."""
+    env = Sokoban(SokobanSection(min_moves=4, max_moves=6, eval_levels="generated"))
+    for seed in (*range(30), *eval_seeds(10)):
+        env.reset(seed)
+        assert 4 <= len(env.demonstrate().actions) <= 6

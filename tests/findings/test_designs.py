@@ -62,8 +62,7 @@ def ladder_of(make, times: list[list[int | None]], label: str = "x") -> designs.
         return outcomes.outcome(make(seed, {"filter.keep_ratio": ratio}, collapse_at=at), 60)
 
     arms = [
-        tuple(judged(seed, ratio, at) for seed, at in enumerate(arm))
-        for ratio, arm in zip(ratios, times, strict=False)
+        tuple(judged(seed, ratio, at) for seed, at in enumerate(arm)) for ratio, arm in zip(ratios, times, strict=False)
     ]
     return designs.Ladder(label, tuple(str(r) for r in ratios[: len(times)]), tuple(arms))
 

@@ -175,6 +175,8 @@ def test_finding_6_counts_think_and_reward_arms(make, table) -> None:
     assert any("reasoning-aware reward" in need for need in result.needs)
     both = [make(s, {"prompt.think": think}) for think in (True, False) for s in range(5)]
     assert not any("no-think" in need for need in f6.evaluate(table(both)).needs)
+    rewarded = [make(s, {"reward.reasoning": kind}) for kind in ("none", "grounded") for s in range(5)]
+    assert not any("reasoning-aware reward" in need for need in f6.evaluate(table(rewarded)).needs)
 
 
 def test_every_finding_answers_for_any_runs(make, table) -> None:

@@ -1,0 +1,213 @@
+"""What a reasoning text states about the board, in the tiny model's words and in plain English, and what it earns."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragen_lab.config import FrozenLakeSection, SokobanSection
+from ragen_lab.env.base import make_env
+from ragen_lab.env.frozen_lake import FrozenLake, Lake
+from ragen_lab.env.grounding import Grounded, Scene, Statement, judge, statements
+from ragen_lab.env.sokoban import Room, Sokoban
+from ragen_lab.phrases import EXPERT, NOVICE
+
+# P _ O _      player row 1 column 1, goal row 3 column 4,
+# _ _ _ _      holes row 1 column 3 and row 4 column 1
+# _ _ _ G
+# O _ _ _
+LAKE = "P_O_/____/___G/O___"
+# # # # # # #
+# # _ _ _ _ #  target row 2 column 5, box row 4 column 3, player row 4 column 4
+# ...
+ROOM = "######/#___O#/#____#/#_XP_#/#____#/######"
+
+
+def lake(cell: int = 0) -> Scene:
+    env = FrozenLake(FrozenLakeSection(slip=0.0))
+    env._lake, env._cell = Lake(LAKE), cell
+    return env.scene()
+
+
+def room() -> Scene:
+    env = Sokoban(SokobanSection())
+    env._room = Room(ROOM)
+    env._state = env._room.start
+    return env.scene()
+
+
+LAKE_TEXTS = [
+    # (text, true, false) on the lake above
+    ("the goal is down right so i go right", 1, 0),
+    ("goal lies down right , first step right", 1, 0),
+    ("the goal is up left so i go up", 0, 1),
+    ("the goal is down", 0, 0),  # half the truth is neither
+    ("The goal is two rows down and three columns to the right.", 1, 0),
+    ("My goal is to the lower right, so I should move right.", 1, 0),
+    ("The goal is located below and to the right of me.", 1, 0),
+    ("The goal is above me.", 0, 1),
+    ("I am at row 1, column 1. The goal is at row 3, column 4.", 2, 0),
+    ("I am at (1, 1) and the goal is at (4, 3).", 1, 1),
+    ("Player is at (row 1, column 1)", 1, 0),
+    ("There is a hole at (1, 3), so down is safe.", 2, 0),
+    ("no hole right of me and the goal is down right", 2, 0),
+    ("right is safe , down avoids the holes", 2, 0),
+    ("There is a hole to the right of me.", 0, 1),
+    ("To the right of me is a hole.", 0, 1),
+    ("there is no hole below me", 1, 0),
+    ("right is not safe", 0, 1),
+    ("The player is up left of the goal", 1, 0),
+    ("heading down right , start with right", 1, 0),
+    ("i must go up , therefore up", 0, 1),
+    ("the target is down right", 1, 0),  # a lake's goal may be called a target
+    # nothing that a board decides
+    ("I go down, then right, and hope. Moves left: 5. That's right!", 0, 0),
+    ("i feel lucky today", 0, 0),
+    ("", 0, 0),
+    ("goal goal goal right left @ ((( , , of of of the", 0, 0),
+    ("火 ünï ✓ " * 50, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("text", "true", "false"), LAKE_TEXTS)
+def test_statements_about_a_lake(text: str, true: int, false: int) -> None:
+    verdict = judge(text, lake(), lake())
+    assert (verdict.true, verdict.false) == (true, false), statements(text, lake())
+
+
+ROOM_TEXTS = [
+    ("the box is left and the target up right of it , go right", 2, 0),
+    ("box left , target up right , so right", 2, 0),
+    ("push the box up right , first down", 1, 0),
+    ("the box must go left", 0, 1),
+    ("The box is directly to my left. The target is above and to the right of the box.", 2, 0),
+    ("The target is up right of me.", 1, 0),
+    ("The box is at row 4, column 3 and I am at row 4, column 4.", 2, 0),
+    ("The crate is at (2, 2).", 0, 1),
+    ("There is no wall above me; there is a wall below me.", 1, 1),
+    ("I am to the right of the box, so I push it left.", 1, 1),  # pushing left is not the way to the target
+    ("I move left and then up.", 0, 0),
+]
+
+
+@pytest.mark.parametrize(("text", "true", "false"), ROOM_TEXTS)
+def test_statements_about_a_room(text: str, true: int, false: int) -> None:
+    verdict = judge(text, room(), room())
+    assert (verdict.true, verdict.false) == (true, false), statements(text, room())
+
+
+def test_a_worked_score() -> None:
+    """From row 1 column 1 of 4x4, 9 of 16 cells lie down right and none up. Holes (1, 3) and (4, 1): of the 14 other
+    tiles only (1, 2) has a hole to its right."""
+    assert judge("the goal is down right", lake(), lake()).score == pytest.approx(1 - 9 / 16)
+    assert judge("the goal is up", lake(), lake()).score == pytest.approx(0.0)  # impossible here: nothing to lose
+    assert judge("hole right of me", lake(), lake()).score == pytest.approx(-1 / 14)
+    assert judge("right is safe", lake(), lake()).score == pytest.approx(1 - 13 / 14)
+    assert judge("right is not safe", lake(1), lake(1)).score == pytest.approx(1 - 1 / 14)
+    assert judge("the goal is at (3, 4)", lake(), lake()).score == pytest.approx(1 - 1 / 16)
+    # both: 7/16 + 15/16 > 1, and a turn earns at most 1
+    assert judge("the goal is down right , goal (3, 4)", lake(), lake()).score == 1.0
+
+
+def test_the_next_state_is_the_one_after_the_actions() -> None:
+    """'will' and 'after' speak of the board after the turn."""
+    before, after = lake(0), lake(1)
+    for text in (
+        "After moving right, I will be at (1, 2).",
+        "i will be at row 1 column 2",
+        "after right , i am at (1, 2)",
+    ):
+        assert judge(text, before, after).true == 1, text
+        assert judge(text, before, before).false == 1, text
+    assert judge("I am at (1, 1). After one move I am at (1, 2).", before, after).true == 2, "no contradiction"
+    assert judge("After moving I am at (1, 2). The goal is down right.", before, after).true == 2
+
+
+def test_repeating_a_fact_earns_nothing_more() -> None:
+    once = judge("the goal is down right", lake(), lake())
+    assert judge("the goal is down right , " * 40, lake(), lake()) == once
+    assert judge("the goal is down right . goal lies right down ; aim down right", lake(), lake()) == once
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the goal is down right , the goal is up left",
+        " , ".join(f"the goal is {v} {h}" for v in ("up", "down") for h in ("left", "right")),
+        "down is safe , there is a hole down of me",
+        "i am at (1, 1) . i am at (2, 2) . i am at (3, 3)",
+    ],
+)
+def test_contradictions_cancel(text: str) -> None:
+    """Naming every possibility pays nothing, whichever is true."""
+    assert judge(text, lake(), lake()) == judge("", lake(), lake())
+
+
+def test_speaking_without_looking_earns_nothing_on_average() -> None:
+    """A fixed text over 2000 levels: its mean score is about zero or below, where looking earns about a half."""
+    env = make_env(FrozenLakeSection(slip=0.0))
+    blind = {
+        "the goal is down right": [],
+        "up is safe , down is safe , left is safe , right is safe": [],
+        "the goal is up": [],
+        "i am at (2, 2)": [],
+    }
+    looking = []
+    for seed in range(2000):
+        env.reset(seed)
+        scene = env.scene()
+        for text, scores in blind.items():
+            scores.append(judge(text, scene, scene).score)
+        facts = env.demonstrate().facts
+        looking.append(judge(f"the goal is {facts['goal']}", scene, scene).score)
+    for text, scores in blind.items():
+        assert sum(scores) / 2000 < 0.1, (text, sum(scores) / 2000)
+    assert sum(looking) / 2000 > 0.6
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("frozen_lake", FrozenLakeSection(slip=0.0)),
+        ("sokoban", SokobanSection()),
+        ("sokoban", SokobanSection(vocab="new")),
+        ("sokoban", SokobanSection(size=8, boxes=2)),
+    ],
+    ids=str,
+)
+def test_every_sentence_of_the_expert_is_true_and_none_of_the_novice_says_anything(name: str, section: object) -> None:
+    env = make_env(section)
+    assert isinstance(env, Grounded)
+    for seed in range(40):
+        env.reset(seed)
+        scene, facts = env.scene(), env.demonstrate().facts
+        for sentence in EXPERT[name]:
+            verdict = judge(sentence.format_map(facts), scene, scene)
+            assert verdict.true, (sentence, facts)
+            assert not verdict.false, (sentence, facts)
+        assert not any(statements(sentence, scene) for sentence in NOVICE)
+
+
+def test_a_lie_of_the_expert_s_words_is_seen() -> None:
+    """The expert's sentences with the opposite directions lose."""
+    opposite = {"up": "down", "down": "up", "left": "right", "right": "left", "here": "here"}
+    env = make_env(FrozenLakeSection(slip=0.0))
+    for seed in range(40):
+        env.reset(seed)
+        scene, facts = env.scene(), env.demonstrate().facts
+        wrong = " ".join(opposite[word] for word in facts["goal"].split())
+        for sentence in EXPERT["frozen_lake"]:
+            said = sentence.format_map({**facts, "goal": wrong})
+            assert any(s.kind == "way" for s in statements(said, scene)), said
+            assert judge(said, scene, scene).false, said
+
+
+def test_cells_are_counted_from_one_at_the_top_left() -> None:
+    assert lake().things == {"player": ((1, 1),), "goal": ((3, 4),), "hole": ((1, 3), (4, 1))}
+    assert room().things["box"] == ((4, 3),)
+    assert room().things["target"] == ((2, 5),)
+    assert statements("goal row 3 column 4", lake()) == [Statement("cell", "goal", "", (3, 4))]
+
+
+def test_a_very_long_text_is_read_in_linear_time() -> None:
+    assert judge("the goal is down right and " * 20_000, lake(), lake()).true == 1
+    assert judge("down " * 50_000 + "(" * 50_000 + "row " * 20_000, lake(), lake()).true == 0
