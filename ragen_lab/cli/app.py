@@ -125,23 +125,29 @@ def run(
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="A sweep page or an experiment page.")],
+    preflight: Annotated[bool, typer.Option("--preflight", help="Play the environments at random too.")] = False,
     set_: Sets = None,
     as_json: AsJson = False,
     home: Home = HOME,
 ) -> None:
-    """Say everything that is wrong with a page, and what may spoil its conclusions. Runs nothing.
+    """Say everything that is wrong with a page, and what may spoil its conclusions. Trains nothing.
 
     Example: ragen-lab check sweeps/quickstart.yaml
     """
+    from ragen_lab.env.check import preflight_sentence, preflights
     from ragen_lab.sweep.drive import describe, plan_as_json
     from ragen_lab.sweep.plan import make_plan
     from ragen_lab.sweep.spec import load_page
 
     planned = make_plan(load_page(file, _overrides(set_)), home)
+    played = preflights([trial.cfg for trial in planned.sweep.trials]) if preflight else []
     if as_json:
-        print(json.dumps({"file": str(file), "ok": True, **plan_as_json(planned)}))
+        told = {"preflight": [{"env": cfg.env.model_dump(), **found} for cfg, found in played]} if preflight else {}
+        print(json.dumps({"file": str(file), "ok": True, **plan_as_json(planned), **told}))
     else:
         print(f"{file}: no faults.\n{describe(planned, brief=True)}")
+        for cfg, found in played:
+            print(preflight_sentence(cfg, found))
 
 
 @app.command()
