@@ -134,20 +134,23 @@ def check(
 
     Example: ragen-lab check sweeps/quickstart.yaml
     """
-    from ragen_lab.env.check import preflight_sentence, preflights
     from ragen_lab.sweep.drive import describe, plan_as_json
     from ragen_lab.sweep.plan import make_plan
     from ragen_lab.sweep.spec import load_page
 
     planned = make_plan(load_page(file, _overrides(set_)), home)
-    played = preflights([trial.cfg for trial in planned.sweep.trials]) if preflight else []
+    told: dict[str, Any] = {}
+    lines = [f"{file}: no faults.\n{describe(planned, brief=True)}"]
+    if preflight:
+        from ragen_lab.env.check import preflight_sentence, preflights
+
+        played = preflights([trial.cfg for trial in planned.sweep.trials])
+        told["preflight"] = [{"env": cfg.env.model_dump(), **found} for cfg, found in played]
+        lines += [preflight_sentence(cfg, found) for cfg, found in played]
     if as_json:
-        told = {"preflight": [{"env": cfg.env.model_dump(), **found} for cfg, found in played]} if preflight else {}
         print(json.dumps({"file": str(file), "ok": True, **plan_as_json(planned), **told}))
     else:
-        print(f"{file}: no faults.\n{describe(planned, brief=True)}")
-        for cfg, found in played:
-            print(preflight_sentence(cfg, found))
+        print("\n".join(lines))
 
 
 @app.command()
