@@ -125,11 +125,12 @@ def run(
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="A sweep page or an experiment page.")],
+    preflight: Annotated[bool, typer.Option("--preflight", help="Play the environments at random too.")] = False,
     set_: Sets = None,
     as_json: AsJson = False,
     home: Home = HOME,
 ) -> None:
-    """Say everything that is wrong with a page, and what may spoil its conclusions. Runs nothing.
+    """Say everything that is wrong with a page, and what may spoil its conclusions. Trains nothing.
 
     Example: ragen-lab check sweeps/quickstart.yaml
     """
@@ -138,10 +139,18 @@ def check(
     from ragen_lab.sweep.spec import load_page
 
     planned = make_plan(load_page(file, _overrides(set_)), home)
+    told: dict[str, Any] = {}
+    lines = [f"{file}: no faults.\n{describe(planned, brief=True)}"]
+    if preflight:
+        from ragen_lab.env.check import preflight_sentence, preflights
+
+        played = preflights([trial.cfg for trial in planned.sweep.trials])
+        told["preflight"] = [{"env": cfg.env.model_dump(), **found} for cfg, found in played]
+        lines += [preflight_sentence(cfg, found) for cfg, found in played]
     if as_json:
-        print(json.dumps({"file": str(file), "ok": True, **plan_as_json(planned)}))
+        print(json.dumps({"file": str(file), "ok": True, **plan_as_json(planned), **told}))
     else:
-        print(f"{file}: no faults.\n{describe(planned, brief=True)}")
+        print("\n".join(lines))
 
 
 @app.command()

@@ -193,6 +193,32 @@ def preflight(cfg: RunConfig, sample: int = 64) -> dict[str, float]:
     }
 
 
+def preflights(configs: Sequence[RunConfig], sample: int = 64) -> list[tuple[RunConfig, dict[str, float]]]:
+    """``preflight`` of each kind of play among ``configs``: runs that play alike are played once."""
+    kinds: dict[str, RunConfig] = {}
+    for cfg in configs:
+        played = (cfg.env, cfg.rollout, cfg.eval.prompts, cfg.eval.sets)
+        kinds.setdefault(repr(played), cfg)
+    return [(cfg, preflight(cfg, sample)) for cfg in kinds.values()]
+
+
+def preflight_sentence(cfg: RunConfig, found: dict[str, float]) -> str:
+    """The figures of a preflight for people, the worrying ones said to be so."""
+    budget = min(cfg.rollout.max_actions, cfg.rollout.max_turns * cfg.rollout.actions_per_turn)
+    text = (
+        f"{cfg.env.name}, {found['prompts']:.0f} prompts x {cfg.rollout.responses} random responses: "
+        f"{found['solvable']:.0%} solvable within {budget} actions, random play succeeds in "
+        f"{found['random_success']:.1%}, {found['zero_spread']:.0%} of the groups have equal returns, returns from "
+        f"{found['reward_min']:g} to {found['reward_max']:g}."
+    )
+    worries = {
+        "overlap": "training prompts are evaluation prompts too",
+        "sets_overlap": "training prompts are prompts of a generalisation set too",
+        "unequal_prompts": "groups have members with different prompts",
+    }
+    return " ".join([text, *(f"Fault: {found[key]:.0f} {words}." for key, words in worries.items() if found[key])])
+
+
 def _spread(values: list[float]) -> float:
     """Population standard deviation."""
     mean = sum(values) / len(values)

@@ -146,6 +146,9 @@ def test_check(write: Write, cli: Callable[..., Any]) -> None:
     plan = json.loads(cli("sweep", page, "--plan", "--json")[1])
     assert [trial["status"] for trial in plan["trials"]] == ["pending"] * 4
     assert json.loads(cli("check", "base.yaml", "--json")[1])["ok"] is True
+    played = json.loads(cli("check", "base.yaml", "--preflight", "--json")[1])["preflight"]
+    assert [entry["overlap"] for entry in played] == [0]
+    assert "solvable within" in cli("check", "base.yaml", "--preflight")[1]
 
 
 @pytest.mark.parametrize(

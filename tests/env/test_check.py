@@ -19,7 +19,7 @@ from ragen_lab.config import (
     SokobanSection,
 )
 from ragen_lab.env.base import ENVS, EVAL_SEED_BASE, Demonstration, Env, StepResult, is_eval_seed, make_env
-from ragen_lab.env.check import check_env, preflight
+from ragen_lab.env.check import check_env, preflight, preflight_sentence, preflights
 from ragen_lab.env.frozen_lake import FrozenLake
 from ragen_lab.errors import EnvError
 
@@ -252,3 +252,15 @@ def test_preflight_notices_a_shared_level_and_unequal_prompts(monkeypatch: pytes
     assert found["overlap"] == 6
     assert found["unequal_prompts"] == 6
     assert preflight(config(STILL, shared_dynamics=True), 6)["unequal_prompts"] == 0
+
+
+def test_preflights_play_each_kind_once_and_tell_it_in_words() -> None:
+    one = config(STILL, responses=2)
+    found = preflights([one, one.with_overrides({"seed": 3, "optim.lr": 0.1}), config(BanditSection(), responses=2)], 8)
+    assert [cfg.env.name for cfg, _ in found] == ["frozen_lake", "bandit"]
+    text = preflight_sentence(*found[0])
+    assert "8 prompts x 2 random responses: 100% solvable within 10 actions" in text
+    assert "Fault" not in text
+    assert "Fault: 3 training prompts are evaluation prompts too." in preflight_sentence(
+        one, {**found[0][1], "overlap": 3}
+    )

@@ -164,3 +164,23 @@ def test_a_real_gymnasium_environment() -> None:
     page = env.reset(2**40 + 3)
     assert page == env.reset(2**40 + 3)
     assert env.step("south").reward == -1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(CORRIDOR, {"length": 2}), (GYM, VAULT)], ids=["with an expert", "without one"]
+)
+def test_the_tiny_model_trains_on_it(name: str, options: dict[str, object], tmp_path: Path) -> None:
+    """Warm start, rollout, update, evaluation: an outside environment is an environment."""
+    from ragen_lab.track import MemoryTracker
+    from ragen_lab.train import train
+    from tests.conftest import SMALL
+
+    little = {key: value for key, value in SMALL.items() if not key.startswith("env.")}
+    little |= {"policy.warm_start.episodes": 300, "policy.warm_start.batch": 8, "train.iterations": 2}
+    cfg = config(name, options, **little)
+    tracker = MemoryTracker()
+    assert train(cfg, tracker, tmp_path).status == "finished"
+    last = tracker.rows[-1]
+    assert last["rollout/actions"] > 0
+    assert 0 < last["eval/random"] < 1
+    assert "eval/optimal" not in last
