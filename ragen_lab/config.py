@@ -69,7 +69,7 @@ class PolicySection(Section):
         "'tiny', or the folder or hub name of a transformers causal LM.",
         min_length=1,
     )
-    dtype: Literal["float32", "bfloat16"] = knob("float32", "Number format of weights and activations.")
+    dtype: Literal["float32", "bfloat16"] = knob("float32", "Number format of activations; weights and optimizer states are float32.")
     device: str = knob(
         "auto", "'auto' (a GPU when there is one), 'cpu', 'cuda' or 'cuda:N'.", pattern=r"^(auto|cpu|cuda(:\d+)?)$"
     )

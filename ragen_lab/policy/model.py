@@ -59,7 +59,7 @@ def load_policy(source: str | Path, section: PolicySection) -> Policy:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source))
         model = AutoModelForCausalLM.from_pretrained(
-            str(source), dtype=getattr(torch, section.dtype), attn_implementation="sdpa"
+            str(source), dtype=torch.float32, attn_implementation="sdpa"
         )
     except OSError as error:
         first = str(error).strip().splitlines()[0]
@@ -74,6 +74,9 @@ def load_policy(source: str | Path, section: PolicySection) -> Policy:
         raise ConfigError(
             "policy.model", [f"policy.model: {str(source)!r} has no chat template; use an instruct model."]
         )
+    # The weights stay float32 whatever the activations are: at a learning rate of 1e-6 an update is smaller than
+    # the spacing of bfloat16 numbers, and most weights would never move.
+    model._ragen_lab_activations = getattr(torch, section.dtype)
     return Policy(model.to(device).eval(), tokenizer, device)
 
 
@@ -84,12 +87,20 @@ def frozen_copy(policy: Policy) -> Policy:
     return Policy(model, policy.tokenizer, policy.device)
 
 
+def precision(model: Model) -> torch.autocast:
+    """The context of every forward: activations in ``policy.dtype``, weights as they are."""
+    dtype = getattr(model, "_ragen_lab_activations", torch.float32)
+    kind = next(model.parameters()).device.type
+    return torch.autocast(kind, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16)
+
+
 class Critic(nn.Module):
     """The policy's backbone (its own copy) with a linear value head that starts at zero."""
 
     def __init__(self, policy: Policy):
         super().__init__()
         self.backbone = copy.deepcopy(backbone(policy.model))
+        self._ragen_lab_activations = getattr(policy.model, "_ragen_lab_activations", torch.float32)
         width = policy.model.get_output_embeddings().weight.shape[1]
         self.head = nn.Linear(width, 1)
         nn.init.zeros_(self.head.weight)
@@ -98,8 +109,9 @@ class Critic(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Value of the state before each model token, shape [N], float32."""
-        hidden_BTD = self.backbone(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False)[0]
-        return self.head(hidden_BTD[batch.before]).squeeze(-1).float()  # type: ignore[no-any-return]
+        with precision(self):
+            hidden_BTD = self.backbone(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False)[0]
+        return self.head(hidden_BTD[batch.before].float()).squeeze(-1)  # type: ignore[no-any-return]
 
 
 def backbone(model: Model) -> nn.Module:
@@ -165,11 +177,13 @@ def _plain_head(model: Model) -> bool:
 
 def token_logits(model: Model, batch: Batch, temperature: float) -> Tensor:
     """Logits / temperature at each model token, shape [N, V], float32."""
-    if _plain_head(model):
-        hidden_BTD = backbone(model)(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False)[0]
-        logits_NV = model.get_output_embeddings()(hidden_BTD[batch.before])
-    else:
-        logits_NV = model(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False).logits[batch.before]
+    inputs = {"input_ids": batch.ids_BT, "position_ids": batch.positions_BT, "use_cache": False}
+    plain = _plain_head(model)
+    with precision(model):
+        if plain:  # the head is applied to the model tokens only
+            logits_NV = model.get_output_embeddings()(backbone(model)(**inputs)[0][batch.before])
+        else:
+            logits_NV = model(**inputs).logits[batch.before]
     scaled_NV: Tensor = logits_NV.float() / temperature
     return scaled_NV
 
@@ -182,9 +196,11 @@ def last_logits(model: Model, inputs: dict[str, Any], last_B: Tensor | None) -> 
             return states_BTX[:, -1]
         return states_BTX[torch.arange(len(last_B), device=last_B.device), last_B]
 
-    if _plain_head(model):
-        return model.get_output_embeddings()(pick(backbone(model)(**inputs)[0]))  # type: ignore[no-any-return]
-    return pick(model(**inputs).logits)
+    plain = _plain_head(model)
+    with precision(model):
+        if plain:
+            return model.get_output_embeddings()(pick(backbone(model)(**inputs)[0]))  # type: ignore[no-any-return]
+        return pick(model(**inputs).logits)
 
 
 def token_logprobs(model: Model, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:

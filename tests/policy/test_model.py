@@ -117,3 +117,32 @@ def test_the_critic_values_the_state_before_each_model_token(small_policy):
 def test_a_loaded_policy_has_dropout_off(small_policy):
     """Pitfall 15."""
     assert not any(module.training for module in small_policy.model.modules())
+
+
+def test_bfloat16_is_for_activations_and_every_weight_still_moves(shared_home):
+    """At lr 1e-6 an update is smaller than the spacing of bfloat16 numbers: the weights stay float32."""
+    from ragen_lab import warm_start
+    from ragen_lab.config import RunConfig
+    from ragen_lab.policy.model import load_policy
+    from ragen_lab.train import Learner
+    from tests.conftest import SMALL
+
+    cfg = RunConfig().with_overrides(
+        {**SMALL, "policy.dtype": "bfloat16", "optim.lr": 1e-6, "optim.critic_lr": 1e-5, "algo.name": "ppo"}
+    )
+    learner = Learner(load_policy(warm_start.prepare(cfg, shared_home), cfg.policy), cfg)
+    modules = (learner.policy.model, learner.critic)
+    before = [torch.cat([p.detach().flatten().clone() for p in m.parameters()]) for m in modules]
+    exact = make_batch([LONG, SHORT], learner.policy.device)
+    with torch.no_grad():
+        half = token_logprobs(learner.policy.model, exact, 1.0)[0]
+        learner.policy.model._ragen_lab_activations = torch.float32
+        full = token_logprobs(learner.policy.model, exact, 1.0)[0]
+        learner.policy.model._ragen_lab_activations = torch.bfloat16
+    assert 0 < float((half - full).abs().max()) < 0.2, "the activations are bfloat16"
+    learner.update(learner.roll_out(1).groups, 1)
+    for module, old in zip(modules, before, strict=True):
+        new = torch.cat([p.detach().flatten() for p in module.parameters()])
+        assert new.dtype is torch.float32
+        used = float((new != old).float().mean())
+        assert used > 0.5, used  # words that did not occur have no gradient
