@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from ragen_lab.reward import trajectory_reward
 from ragen_lab.rollout.collect import collect
 from ragen_lab.rollout.probe import first_thoughts, play_probe, thought_logprobs
 from ragen_lab.seeds import derive
-from ragen_lab.track import Tracker
+from ragen_lab.track import Tracker, locked
 from ragen_lab.trajectory import Trajectory
 
 Lines = dict[str, ReferenceLines]  # by generalisation set; the evaluation itself is ''
@@ -33,9 +35,13 @@ def action_budget(cfg: RunConfig) -> int:
 def reference_of(cfg: RunConfig, home: Path) -> Lines:
     """The reference lines of the evaluation ('') and of each generalisation set, cached in ``home``."""
     folder, actions, count = home / "cache" / "reference", action_budget(cfg), cfg.eval.prompts
-    lines = {"": cached_reference_lines(cfg.env, actions, count, folder)}
-    for name, section in eval_sets(cfg).items():
-        lines[name] = cached_reference_lines(section, actions, count, folder, GENERAL_SEED_BASE)
+    sections = eval_sets(cfg)
+    asked = json.dumps([cfg.env.model_dump(), {name: each.model_dump() for name, each in sections.items()}, actions])
+    lock = folder / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.lock"
+    with locked(lock, wait=3600, what="set of reference lines"):  # parallel trials: one computes, the others read
+        lines = {"": cached_reference_lines(cfg.env, actions, count, folder)}
+        for name, section in sections.items():
+            lines[name] = cached_reference_lines(section, actions, count, folder, GENERAL_SEED_BASE)
     return lines
 
 
@@ -52,7 +58,8 @@ def evaluate(
     if cfg.track.trajectories:
         tracker.trajectories(iteration, [as_text(t) for t in trajectories[: cfg.track.trajectories]])
     metrics = text_metrics("eval", trajectories) | success_metrics(trajectories, lines[""])
-    metrics["time/eval_seconds"] = time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    metrics |= {"time/eval_seconds": seconds, "time/eval_tokens_per_second": rollout.tokens / seconds}
     if cfg.eval.sets:
         metrics |= evaluate_sets(policy, writer, cfg, iteration, lines)
     if cfg.eval.probes:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ragen_lab.config import FilterSection, kept_bounds, kept_count
+from ragen_lab.config import kept_bounds, kept_count
 from ragen_lab.reward import reward_matrix, spread
+from ragen_lab.sections import FilterSection
 from ragen_lab.trajectory import TrajectoryGroup
 
 Floats = npt.NDArray[np.float64]

@@ -140,6 +140,7 @@ METRICS: dict[str, Metric] = _catalogue(
     Metric("time/rollout_seconds", "Seconds of the rollout phase.", "s", "down"),
     Metric("time/update_seconds", "Seconds of the update phase.", "s", "down"),
     Metric("time/eval_seconds", "Seconds of the evaluation.", "s", "down"),
+    Metric("time/eval_tokens_per_second", "Sampled tokens per second of evaluation.", "tokens/s", "up"),
     Metric("time/probe_seconds", "Seconds of the reasoning probes.", "s", "down"),
     Metric("time/mutual_information_seconds", "Seconds of the mutual-information estimate.", "s", "down"),
     Metric("time/sets_seconds", "Seconds of the generalisation sets.", "s", "down"),

@@ -10,15 +10,17 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from ragen_lab.errors import HomeError, TrackingError
+from ragen_lab.errors import ConfigError, HomeError, TrackingError
 from ragen_lab.track import locked
 
 if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
@@ -38,6 +40,7 @@ _MLFLOW_QUIET = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 _BIGGEST = 1.7976931348623157e308  # how MLflow stores infinity
+LEFT, REPLACED = "left_sweep", "replaced"  # tags of runs that a sweep no longer shows, with the value "true"
 _BATCH = 900  # MLflow takes 1000 metrics per call
 STATUS_IN_MLFLOW = {"finished": "FINISHED", "collapsed": "FINISHED", "pruned": "KILLED", "stopped": "KILLED",
                     "failed": "FAILED", "pending": "SCHEDULED", "running": "RUNNING"}  # fmt: skip
@@ -75,11 +78,40 @@ def metric_from_mlflow(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) == _BIGGEST else value
 
 
+_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+
+
+def uri_fault(uri: str) -> str | None:
+    """Why ``uri`` can never be an MLflow server or database, whatever is running there; None where it can."""
+    scheme = uri.partition(":")[0].partition("+")[0].lower() if ":" in uri else "databricks" * (uri == "databricks")
+    plugins = [point.name for point in entry_points(group="mlflow.tracking_store")]
+    if scheme in ("http", "https") and not urlsplit(uri).netloc:
+        why = "has no host name"
+    elif scheme in _SCHEMES or scheme in plugins:
+        return None
+    elif scheme in ("", "file"):
+        why = "is a folder, in which MLflow no longer keeps runs"
+    else:
+        why = f"begins with {scheme!r}, which MLflow does not know"
+    return (
+        f"{uri!r} {why}. Allowed: http://HOST:PORT, https://HOST, sqlite:////folder/mlflow.db or another database "
+        f"({', '.join(_SCHEMES[3:6])})."
+    )
+
+
+def current(tags: Mapping[str, str]) -> bool:
+    """Whether the run with these tags is what its sweep asks for now: neither gone from it nor replaced."""
+    return tags.get(LEFT) != "true" and tags.get(REPLACED) != "true"
+
+
 def open_mlflow(uri: str) -> MlflowClient:
     """A client for ``uri``, with telemetry off, logging quiet and a SQLite database created and migrated.
 
-    Raises TrackingError when the server or database cannot be reached.
+    Raises ConfigError for an address that can never be one, TrackingError when the server or database cannot be
+    reached.
     """
+    if fault := uri_fault(uri):
+        raise ConfigError("track.mlflow_uri", [fault])
     for key, value in _MLFLOW_QUIET.items():
         os.environ.setdefault(key, value)
     from mlflow.tracking import MlflowClient
@@ -125,9 +157,10 @@ def mlflow_errors(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:  # a database's driver
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         reason = reason.partition(" with exception ")[0]  # what follows is the inside of a library
+        reason = textwrap.shorten(reason, 300, placeholder=" ...")
         raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from error
 
 
@@ -160,11 +193,15 @@ class MLflowMirror:
     _experiment: str = ""
     _parent: str = ""
     _children: dict[str, _Child] = field(default_factory=dict)
+    _replaced: list[str] = field(default_factory=list)
 
-    def flush(self, runs: Sequence[Run]) -> dict[str, str]:
-        """Bring MLflow up to date with all ``runs`` of the sweep, in its order; trial id -> MLflow run id.
+    def flush(
+        self, runs: Sequence[Run], left: Iterable[str] = (), positions: Mapping[str, int] | None = None
+    ) -> dict[str, str]:
+        """Bring MLflow up to date with ``runs`` of the sweep, in its order; trial id -> MLflow run id.
 
-        Runs of trials that the sweep has lost are deleted (MLflow keeps them in its bin).
+        ``left``: trials that the sweep no longer asks for; their runs stay and are tagged ``left_sweep``.
+        ``positions``: places in the sweep, where ``runs`` are not all of it.
         Raises TrackingError; the next flush then starts afresh.
         """
         self._open()
@@ -173,18 +210,23 @@ class MLflowMirror:
                 if not self._parent:
                     self._find()
                 for position, run in enumerate(runs):
-                    self._write(run, position)
-                for trial_id in set(self._children) - {run.trial_id for run in runs}:
-                    self._client.delete_run(self._children.pop(trial_id).run_id)
+                    self._write(run, (positions or {}).get(run.trial_id, position))
+                for trial_id in set(left) & set(self._children):
+                    child = self._children[trial_id]
+                    if child.tags.get(LEFT) != "true":
+                        self._client.set_tag(child.run_id, LEFT, "true")
+                        child.tags[LEFT] = "true"
         except TrackingError:
-            self._client, self._parent, self._children = None, "", {}
+            self._client, self._parent, self._children, self._replaced = None, "", {}, []
             raise
         return {trial_id: child.run_id for trial_id, child in self._children.items()}
 
     def end(self, status: str) -> None:
-        """Mark the sweep's own run as FINISHED, FAILED or KILLED."""
+        """Mark the sweep's own run as FINISHED, FAILED or KILLED, and drop what has been replaced since."""
         if self._client is not None and self._parent:
             with mlflow_errors(self.uri):
+                while self._replaced:
+                    self._client.delete_run(self._replaced.pop())
                 self._client.set_terminated(self._parent, status)
 
     def forget(self) -> None:
@@ -192,9 +234,9 @@ class MLflowMirror:
         self._open()
         with mlflow_errors(self.uri):
             self._find()
-            for run_id in [self._parent, *(child.run_id for child in self._children.values())]:
+            for run_id in [self._parent, *(child.run_id for child in self._children.values()), *self._replaced]:
                 self._client.delete_run(run_id)
-        self._parent, self._children = "", {}
+        self._parent, self._children, self._replaced = "", {}, []
 
     def _open(self) -> None:
         if self._client is None:
@@ -224,9 +266,12 @@ class MLflowMirror:
         else:
             tags = {"ragen_lab.home": self.home_id, "ragen_lab.role": "sweep", "findings": _words(self.findings)}
             self._parent = client.create_run(self._experiment, run_name=self.sweep, tags=tags).info.run_id
-        self._children = {}
+        self._children, self._replaced = {}, []
         for run in self._search(f"tags.`mlflow.parentRunId` = '{self._parent}'"):
             tags = dict(run.data.tags)
+            if tags.get(REPLACED) == "true":
+                self._replaced.append(run.info.run_id)
+                continue
             child = _Child(run.info.run_id, dict(run.data.params), tags, int(tags.get("mirrored_iteration", "-1")))
             self._children[tags["trial_id"]] = child
 
@@ -248,8 +293,9 @@ class MLflowMirror:
         child = self._children.get(run.trial_id)
         if child is not None and child.params != params:
             # Parameters are immutable in MLflow, and a sweep may ask for more iterations or another
-            # stopping policy later: its view of the trial is then a new run.
-            client.delete_run(child.run_id)
+            # stopping policy later: its view of the trial is then a new run. The old one goes when that is written.
+            client.set_tag(child.run_id, REPLACED, "true")
+            self._replaced.append(child.run_id)
             child = None
         if child is None:
             start = int(run.rows[0]["timestamp"] * 1000) if run.rows else int(time.time() * 1000)
@@ -287,6 +333,7 @@ class MLflowMirror:
             "stop_iteration": "" if run.stop_iteration is None else str(run.stop_iteration),
             "provenance": json.dumps(run.provenance),
             "mirrored_iteration": str(child.mirrored),
+            LEFT: "",
         }
         changed = {key: value for key, value in tags.items() if child.tags.get(key, "") != value}
         if changed:
@@ -314,7 +361,7 @@ def compare_pages(uri: str) -> dict[str, str]:
     with mlflow_errors(uri):
         for experiment in client.search_experiments():
             runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
-            ids = [run.info.run_id for run in runs if "mlflow.parentRunId" in run.data.tags]
+            ids = [run.info.run_id for run in runs if "mlflow.parentRunId" in run.data.tags and current(run.data.tags)]
             if ids:
                 words = [quote(json.dumps(value, separators=(",", ":"))) for value in (ids, [experiment.experiment_id])]
                 pages[experiment.name] = f"#/compare-runs?runs={words[0]}&experiments={words[1]}"

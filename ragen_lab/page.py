@@ -9,21 +9,37 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import ComposerError
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, SequenceNode
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from ragen_lab.errors import ConfigError
 
 
+class _Core(SafeConstructor):
+    """What YAML 1.2's core schema knows and no more: dates stay words, and foreign types are refused."""
+
+
+def _refuse(constructor: _Core, node: Any) -> None:
+    raise ConstructorError(None, None, f"the type {node.tag.rsplit(':', 1)[-1]!r} has no place here", node.start_mark)
+
+
+_Core.add_constructor("tag:yaml.org,2002:timestamp", lambda constructor, node: str(node.value))
+for _kind in ("binary", "set", "omap", "pairs"):
+    _Core.add_constructor(f"tag:yaml.org,2002:{_kind}", _refuse)
+
+
 def _parser() -> YAML:
     parser = YAML(typ="safe", pure=True)
+    parser.Constructor = _Core
     parser.version = (1, 2)
     parser.allow_duplicate_keys = True  # told by scan_page, which goes on to look at the rest of the page
     return parser
 
 
 def scan_page(path: str | Path) -> tuple[dict[str, Any], list[str]]:
-    """(the mapping in a YAML file, a fault for every key that is there twice).
+    """(the mapping in a YAML file, a fault for every key that is there twice or is not a word).
 
     Raises ConfigError for a missing, malformed or non-mapping page, which leaves nothing to look at.
     """
@@ -35,44 +51,54 @@ def scan_page(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"cannot be read as text: {error}"]) from None
     try:
+        faults = _bad_keys(_parser().compose(text), ())
         tree = _parser().load(text)
-        twice = _duplicates(_parser().compose(text))
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(str(path), [f"{line}not valid YAML: {problem}"]) from None
+    except RecursionError:
+        raise ConfigError(str(path), ["is nested too deeply to be a page. Write it flatter."]) from None
     if tree is None:
         return {}, []
     if not isinstance(tree, dict):
         raise ConfigError(str(path), [f"the page must be a mapping of keys, got a {type(tree).__name__}"])
-    return tree, twice
+    return tree, faults
 
 
 def read_page(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError for a page that ``scan_page`` finds fault with."""
-    tree, twice = scan_page(path)
-    if twice:
-        raise ConfigError(str(path), twice)
+    tree, faults = scan_page(path)
+    if faults:
+        raise ConfigError(str(path), faults)
     return tree
 
 
-def _duplicates(node: Any) -> list[str]:
-    """A fault for every repeated key below a node."""
+def _bad_keys(node: Any, above: tuple[int, ...]) -> list[str]:
+    """A fault for every repeated key below a node, and for every key that is not a word."""
+    if id(node) in above:
+        raise ComposerError(None, None, "a value that contains itself", node.start_mark)
+    above = (*above, id(node))
     if isinstance(node, SequenceNode):
-        return [fault for child in node.value for fault in _duplicates(child)]
+        return [fault for child in node.value for fault in _bad_keys(child, above)]
     if not isinstance(node, MappingNode):
         return []
     faults: list[str] = []
     seen: set[str] = set()
     for key, value in node.value:
+        line = f"line {key.start_mark.line + 1}"
+        if not isinstance(key, ScalarNode):
+            raise ComposerError(None, None, "a key must be a word, not a list or a mapping", key.start_mark)
+        if not str(key.tag).endswith(":str"):
+            faults.append(f"{line}: the key {key.value} is not a word; write it in quotes: '{key.value}'.")
         if key.value in seen:
             faults.append(
-                f"line {key.start_mark.line + 1}: '{key.value}' is there twice. Arms, axes and keys need names of "
-                "their own: rename or remove one."
+                f"{line}: '{key.value}' is there twice. Arms, axes and keys need names of their own: rename or "
+                "remove one."
             )
-        seen.add(str(key.value))
-        faults += _duplicates(value)
+        seen.add(key.value)
+        faults += _bad_keys(value, above)
     return faults
 
 

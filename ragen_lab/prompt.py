@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ragen_lab.config import PromptSection, RolloutSection
+from ragen_lab.sections import PromptSection, RolloutSection
 
 THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</answer>"
 _TAGS = (THINK, END_THINK, ANSWER, END_ANSWER)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ragen_lab.config import RewardSection
 from ragen_lab.env.grounding import Scene, Verdict, judge
+from ragen_lab.sections import RewardSection
 from ragen_lab.trajectory import Trajectory, TrajectoryGroup, Turn
 
 

@@ -8,8 +8,11 @@ place that decides what a sweep sees of it, and whether anything is still to be 
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,8 @@ import numpy.typing as npt
 
 from ragen_lab.config import RunConfig
 from ragen_lab.detect import replay
-from ragen_lab.errors import ConfigError, HomeError, TrackingError
-from ragen_lab.mirror import metric_from_mlflow, mlflow_errors, open_mlflow, param_from_text
+from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
+from ragen_lab.mirror import current, metric_from_mlflow, mlflow_errors, open_mlflow, param_from_text
 from ragen_lab.track import (
     LOCK_FILE,
     METRICS_FILE,
@@ -145,37 +148,78 @@ def durable(view: View, folder: Path) -> View:
 # --- readers --------------------------------------------------------------------------------------
 
 
-def open_ledger_for_reading(home: Path) -> sqlite3.Connection:
-    """The home's ledger, read only. Raises HomeError when there is none."""
+@contextmanager
+def reading_ledger(home: Path) -> Iterator[sqlite3.Connection]:
+    """The home's ledger, read only; also from a home that may not be written. Raises HomeError."""
     file = home / LEDGER_FILE
     if not file.is_file():
         raise HomeError(f"{home} holds no sweeps yet (no {LEDGER_FILE}). Run a sweep first, or name another --home.")
-    ledger = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
+    try:
+        ledger = _connect(file)
+        try:
+            yield ledger
+        finally:
+            ledger.close()
+    except (sqlite3.Error, OSError) as error:
+        if isinstance(error, RagenLabError):
+            raise
+        raise ledger_error(file, error) from error
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    ledger = _connected(f"{file.absolute().as_uri()}?mode=ro")
+    try:
+        ledger.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return ledger
+    except sqlite3.OperationalError:  # no index of the write-ahead log can be made in a read-only folder
+        ledger.close()
+    log = file.with_name(file.name + "-wal")
+    if not log.is_file() or not log.stat().st_size:
+        return _connected(f"{file.absolute().as_uri()}?immutable=1")
+    with tempfile.TemporaryDirectory(prefix="ragen-ledger-") as folder:  # the newest entries are in the log
+        for each in (file, log):
+            shutil.copyfile(each, Path(folder) / each.name)
+        copy, memory = sqlite3.connect(Path(folder) / file.name), _connected(":memory:")
+        copy.backup(memory)
+        copy.close()
+    return memory
+
+
+def _connected(uri: str) -> sqlite3.Connection:
+    ledger = sqlite3.connect(uri, uri=True, timeout=30)
     ledger.row_factory = sqlite3.Row
     return ledger
 
 
+def ledger_error(file: Path, error: Exception) -> HomeError:
+    """What a ledger that fails means, and the next step."""
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        return HomeError(
+            f"the ledger {file} is damaged: {error}. The trial folders beside it hold the results: move this file and "
+            f"its -wal and -shm files away and repeat your sweep commands, which write a new ledger and use what is "
+            f"there; no finished trial is computed again."
+        )
+    return HomeError(
+        f"the ledger {file} cannot be read: {error}. Set the permissions of {file.parent} right, or name another "
+        f"folder with --home."
+    )
+
+
 def sweep_record(home: Path, sweep: str) -> dict[str, Any]:
     """What the ledger says of a sweep: findings, plan warnings, command. Raises ConfigError for an unknown one."""
-    ledger = open_ledger_for_reading(home)
-    try:
+    with reading_ledger(home) as ledger:
         known = [row["name"] for row in ledger.execute("SELECT name FROM sweeps ORDER BY name")]
         if sweep not in known:
             raise ConfigError(str(home), [f"no sweep named {sweep!r} here. There are: {', '.join(known) or 'none'}."])
         row = ledger.execute("SELECT * FROM sweeps WHERE name = ?", (sweep,)).fetchone()
-    finally:
-        ledger.close()
     return {**dict(row), **{key: json.loads(row[key]) for key in ("findings", "warnings")}}
 
 
 def from_home(home: Path, sweep: str) -> RunTable:
     """The runs of a sweep, read from the ledger and the trial folders, in the order of its page."""
     sweep_record(home, sweep)
-    ledger = open_ledger_for_reading(home)
-    try:
+    with reading_ledger(home) as ledger:
         entries = ledger.execute("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (sweep,)).fetchall()
-    finally:
-        ledger.close()
     runs = []
     for entry in entries:
         cfg = RunConfig.model_validate(json.loads(entry["config"]))
@@ -219,7 +263,10 @@ def from_mlflow(uri: str, sweep: str) -> RunTable:
     Where several homes mirrored the same trial, the copy with the most iterations is taken.
     """
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise TrackingError(f"there is no MLflow database at {uri}.")
+        raise TrackingError(
+            f"there is no MLflow database at {uri}. An address looks like sqlite:////folder/mlflow.db (absolute, four "
+            f"slashes)."
+        )
     client = open_mlflow(uri)
     with mlflow_errors(uri):
         experiment = client.get_experiment_by_name(sweep)
@@ -236,7 +283,7 @@ def from_mlflow(uri: str, sweep: str) -> RunTable:
                 break
         newest: dict[str, Any] = {}
         for entry in sorted(found, key=lambda entry: int(entry.data.tags.get("mirrored_iteration", -1))):
-            if "trial_id" in entry.data.tags:
+            if "trial_id" in entry.data.tags and current(entry.data.tags):
                 newest[entry.data.tags["trial_id"]] = entry
         ordered = sorted(newest.values(), key=lambda entry: int(entry.data.tags.get("position", 0)))
         return RunTable(tuple(_run_from_mlflow(client, entry, sweep) for entry in ordered))

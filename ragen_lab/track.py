@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ragen_lab import __version__
-from ragen_lab.config import SCHEMA_VERSION, RunConfig
-from ragen_lab.errors import CheckpointError, TrialLocked
+from ragen_lab.config import RunConfig
+from ragen_lab.errors import CheckpointError, HomeError, TrialLocked
+from ragen_lab.sections import SCHEMA_VERSION
 
 if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
     pass
@@ -37,6 +38,7 @@ T = TypeVar("T")
 Row = dict[str, float]
 log = logging.getLogger(__name__)
 
+TRIALS_FOLDER = "trials"
 METRICS_FILE = "metrics.jsonl"
 TRAJECTORIES_FILE = "trajectories.jsonl"
 DONE_FILE = "DONE.json"
@@ -111,6 +113,8 @@ def read_rows(file: Path) -> list[Row]:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return rows
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(file, error) from error
     for line in text.split("\n")[:-1]:  # what follows the last line end is a line being written
         try:
             row = decode_row(line)
@@ -138,11 +142,20 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def read_json(file: Path) -> Any | None:
-    """The value in a JSON file, or None where there is no such file or only part of one."""
+    """The value in a JSON file, or None where there is no such file or only part of one. Raises HomeError."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> HomeError:
+    return HomeError(
+        f"{file} cannot be read: {error}. Set its permissions right, or move away what stands in its place, and "
+        f"repeat the command; or name another folder with --home."
+    )
 
 
 def _fsync_folder(folder: Path) -> None:
@@ -154,18 +167,25 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def trial_folder(home: Path, trial_id: str) -> Path:
-    return home / "trials" / trial_id
+    return home / TRIALS_FOLDER / trial_id
 
 
 @contextmanager
 def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]:
     """Hold an exclusive lock on ``file``; the system frees it even after a ``kill -9``.
 
-    Waits up to ``wait`` seconds. Raises TrialLocked that names the holder.
+    Waits up to ``wait`` seconds. Raises TrialLocked that names the holder, HomeError where no lock can be made.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait
-    with file.open("a+", encoding="utf-8") as handle:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = file.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise HomeError(
+            f"the lock {file} cannot be made: {error}. Make the folder writable, or move away what stands in its "
+            f"place, and repeat the command; or name another folder with --home."
+        ) from error
+    with handle:
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -287,8 +307,13 @@ class FolderTracker:
         mine = {"trial_id": self.cfg.trial_id(), "config_id": self.cfg.config_id(), "schema": SCHEMA_VERSION}
         file = self.folder / "config.json"
         stored = read_json(file)
-        if stored is None:
+        if stored is None and not file.exists():
             write_json(file, {**mine, "config": self.cfg.model_dump()})
+        elif not isinstance(stored, dict):  # torn is not absent: whose rows are these?
+            raise CheckpointError(
+                f"{file} cannot be read, so nobody knows whose run this folder holds. Move the folder away (the "
+                f"trial is then computed again), or put the file back from a copy."
+            )
         elif stored.get("trial_id") != mine["trial_id"]:
             raise CheckpointError(
                 f"{self.folder} holds trial {stored.get('trial_id')}, not {mine['trial_id']}: a run is never "

@@ -22,12 +22,13 @@ import torch
 from filelock import FileLock
 from torch.nn.functional import cross_entropy
 
-from ragen_lab.config import PolicySection, RolloutSection, RunConfig, Section, load
+from ragen_lab.config import RunConfig, load
 from ragen_lab.env.base import EVAL_SEED_BASE, has_expert, make_env
 from ragen_lab.phrases import EXPERT, NOVICE, WORDS
 from ragen_lab.policy.model import load_policy, make_batch, token_logits
 from ragen_lab.policy.tiny import build_model, build_tokenizer
 from ragen_lab.prompt import ChatWriter, reply_text
+from ragen_lab.sections import PolicySection, RolloutSection, Section
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory
 
 # Raise whenever the phrases, the players or the training below change: old caches are then left aside.
@@ -42,19 +43,24 @@ _LEVEL_SEED = 2**33  # warm-start levels: far above the level seeds that trainin
 # The players' own limits. They are not the run's: arms that differ in their budgets share one start.
 _TURNS, _ACTIONS, _ACTIONS_PER_TURN = 5, 10, 3
 
+DIGEST_FILE = "weights.sha256"  # beside the weights that the package ships
+
 Progress = Callable[[int, int], None]
 
 
 def key(cfg: RunConfig) -> dict[str, Any]:
     """All that the warm start depends on; knobs at their default are left out.
 
-    So a new knob whose default changes nothing keeps every key. A *changed* default must raise ``VERSION``.
+    So a new knob whose default changes nothing keeps every key. A *changed* default must raise ``VERSION``. Which
+    levels are evaluated changes no level that the players see.
     """
+    env = _changed(cfg.env)
+    env.pop("eval_levels", None)
     return {
         "version": VERSION,
         "tiny": _changed(cfg.policy.tiny),
         "warm_start": _changed(cfg.policy.warm_start),
-        "env": {"name": cfg.env.name, **_changed(cfg.env)},
+        "env": {**env, "name": cfg.env.name},
         "context": _context(cfg),
     }
 
@@ -131,7 +137,13 @@ def ship(page: str) -> Path:
     shutil.rmtree(shipped_folder(), ignore_errors=True)
     folder.mkdir(parents=True)
     build(cfg, folder)
+    (folder / DIGEST_FILE).write_text(digest(folder) + "\n", encoding="utf-8")
     return folder
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the weights in a model folder."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 class Chat:

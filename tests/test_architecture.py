@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "ragen_lab"
 # docs/architecture.md draws these floors; a room may import from lower floors, and from its own room.
 FLOORS: list[set[str]] = [
     {"errors", "trajectory", "metrics", "phrases", "diversity", "seeds"},
-    {"page"},
+    {"page", "sections"},
     {"config"},
     {"env", "prompt", "reward", "filter", "algo", "detect", "policy", "track", "mirror", "runs"},
     {"rollout", "warm_start", "findings"},

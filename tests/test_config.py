@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_lab.config import (
-    ENV_SECTIONS,
     EVAL_SETS,
-    SCHEMA_VERSION,
-    FrozenLakeSection,
     RunConfig,
     build,
     eval_sets,
@@ -27,6 +24,7 @@ from ragen_lab.config import (
     steps_vary,
 )
 from ragen_lab.errors import ConfigError
+from ragen_lab.sections import ENV_SECTIONS, SCHEMA_VERSION, FrozenLakeSection
 
 TINY = {"policy.model": "tiny", "prompt.style": "compact"}
 
@@ -316,8 +314,8 @@ def test_every_algorithm_and_filter_of_the_config_is_built():
     from typing import get_args
 
     from ragen_lab.algo.advantages import ALGORITHMS
-    from ragen_lab.config import AlgoSection, FilterSection
     from ragen_lab.filter import FILTERS
+    from ragen_lab.sections import AlgoSection, FilterSection
 
     assert set(get_args(AlgoSection.model_fields["name"].annotation)) == set(ALGORITHMS)
     assert set(get_args(FilterSection.model_fields["kind"].annotation)) == set(FILTERS)
@@ -337,3 +335,59 @@ def test_generalisation_sets_are_env_sections():
     assert cfg.trial_id() != RunConfig().with_overrides({"env.name": "sokoban"}).trial_id()
     for name, sets in EVAL_SETS.items():
         assert list(eval_sets(RunConfig().with_overrides({"env.name": name, "eval.sets": [*sets]}))) == [*sets]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("seed: 2020-01-01\n", ["seed: got '2020-01-01'; should be a valid integer"]),  # a date is a word
+        ("seed: !!binary aGk=\n", ["line 1: not valid YAML: the type 'binary' has no place here"]),
+        ("env: !!set {a, b}\n", ["the type 'set' has no place here"]),
+        ("x: !!python/object:os.system {}\n", ["not valid YAML"]),
+        ("a: &a [*a]\n", ["a value that contains itself"]),
+        ("a: " + "[" * 3000 + "]" * 3000, ["nested too deeply"]),
+        ("? [a, b]\n: 1\n", ["a key must be a word"]),
+        ("1: 2\ntrue: 3\nfoo: 4\n", ["line 1: the key 1 is not a word", "line 2: the key true", "foo: unknown key"]),
+        ("filter:\n", ["filter: got None; it is a section and holds keys, for example filter.kind"]),
+    ],
+)
+def test_odd_pages_are_faults_and_never_tracebacks(tmp_path, text, parts):
+    page = tmp_path / "odd.yaml"
+    page.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(page)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_messages_speak_of_the_environment_at_hand():
+    found = faults({"env.name": "frozen_lake", "env.size": 4.5, "env.boxes": 2})
+    assert any("Side of the square map" in fault for fault in found)
+    (boxes,) = [fault for fault in found if fault.startswith("env.boxes")]
+    assert "Did you mean" not in boxes
+    assert "Allowed here: eval_levels, frozen," in boxes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        ({"env.name": "sokoban", "env.size": 5, "env.boxes": 4}, "at most 3"),
+        ({"env.name": "sokoban", "env.size": 7, "env.eval_levels": "published"}, "no published levels"),
+        ({"env.size": 5, "env.eval_levels": "published"}, "size 4, frozen 0.8"),
+        ({"track.mlflow_uri": "ftp://x"}, "begins with one of http"),
+        ({"track.mlflow_uri": "x"}, "no address that MLflow knows"),
+    ],
+)
+def test_what_could_not_run_is_refused_before_it_starts(overrides, part):
+    assert any(part in fault for fault in faults(overrides))
+
+
+def test_the_published_settings_are_those_that_the_package_holds():
+    from ragen_lab.env import frozen_lake, sokoban
+    from ragen_lab.sections import PUBLISHED
+
+    assert {(s["size"], s["frozen"]) for s in PUBLISHED["frozen_lake"]} == set(frozen_lake.SETS)
+    assert {(s["size"], s["boxes"], s["vocab"]) for s in PUBLISHED["sokoban"]} == set(sokoban.SETS)
+    for uri in ("http://h:1", "sqlite:////tmp/x.db", "postgresql+psycopg2://h/d", "databricks"):
+        if uri != "databricks":
+            RunConfig().with_overrides({"track.mlflow_uri": uri})

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from ragen_lab.config import ENV_SECTIONS, knobs
+from ragen_lab.config import knobs
 from ragen_lab.detect import DETECTORS
 from ragen_lab.findings.registry import FINDINGS
 from ragen_lab.metrics import METRICS
+from ragen_lab.sections import ENV_SECTIONS
 
 ROOT = Path(__file__).parent.parent
 HANDBOOK = (ROOT / "docs" / "handbook.md").read_text()

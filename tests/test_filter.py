@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_lab.config import FilterSection, RewardSection, kept_bounds, kept_count
+from ragen_lab.config import kept_bounds, kept_count
 from ragen_lab.filter import FILTERS, fill_up, keep_groups
 from ragen_lab.reward import reward_matrix, spread, trajectory_reward, turn_penalty
+from ragen_lab.sections import FilterSection, RewardSection
 from ragen_lab.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
 
 

@@ -13,9 +13,10 @@ from typing import Any, get_args
 import pytest
 from ruamel.yaml import YAML
 
-from ragen_lab.config import ENV_SECTIONS, GROUNDED, RunConfig, Section, build, load
+from ragen_lab.config import GROUNDED, RunConfig, build, load
 from ragen_lab.mirror import default_uri
 from ragen_lab.runs import from_home, from_mlflow
+from ragen_lab.sections import ENV_SECTIONS, Section
 from ragen_lab.sweep.spec import load_sweep
 from tests.sweep.conftest import drive, importable, sweep_of, write  # noqa: F401 - fixtures
 

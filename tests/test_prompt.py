@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ragen_lab.config import PromptSection, RolloutSection, RunConfig
+from ragen_lab.config import RunConfig
 from ragen_lab.policy.tiny import build_tokenizer
 from ragen_lab.prompt import ChatWriter, parse_reply, reply_text
+from ragen_lab.sections import PromptSection, RolloutSection
 
 VALID = ("Left", "Down", "Right", "Up")
 

@@ -18,15 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_lab.config import RunConfig
-from ragen_lab.errors import CheckpointError, TrackingError, TrialLocked
+from ragen_lab.errors import CheckpointError, ConfigError, HomeError, TrackingError, TrialLocked
 from ragen_lab.mirror import (
     MLflowMirror,
     compare_pages,
     default_uri,
     metric_name,
+    mlflow_errors,
     open_mlflow,
     param_from_text,
     param_to_text,
+    serve_ui,
+    uri_fault,
 )
 from ragen_lab.runs import Run, from_mlflow
 from ragen_lab.track import (
@@ -38,6 +41,7 @@ from ragen_lab.track import (
     list_checkpoints,
     locked,
     read_done,
+    read_json,
     read_provenance,
     read_rows,
     write_done,
@@ -231,6 +235,29 @@ def test_a_used_folder_never_continues_another_config(tmp_path: Path) -> None:
         tracker(tmp_path, CFG.with_overrides({"optim.lr": 0.5}))
 
 
+@pytest.mark.parametrize("torn", ["", '{"trial_id": "aaa', "[1]"])
+def test_a_torn_config_is_nobodys_to_overwrite(tmp_path: Path, torn: str) -> None:
+    """Pitfall 21: unreadable is not absent."""
+    fill(tmp_path, 2)
+    (tmp_path / "config.json").write_text(torn)
+    with pytest.raises(CheckpointError, match="Move the folder away"):
+        tracker(tmp_path, CFG.with_overrides({"optim.lr": 0.5}))
+    assert (tmp_path / "config.json").read_text() == torn
+
+
+def test_what_cannot_be_read_is_the_homes_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for call in (
+        lambda: read_json(tmp_path / "file" / "DONE.json"),
+        lambda: read_rows(tmp_path / "file" / "metrics.jsonl"),
+        lambda: read_rows(tmp_path / "binary"),
+        lambda: locked(tmp_path / "file" / "lock").__enter__(),
+    ):
+        with pytest.raises(HomeError, match="repeat the command; or name another folder with --home"):
+            call()
+
+
 def test_done_and_provenance(tmp_path: Path) -> None:
     assert read_done(tmp_path) is None
     write_done(tmp_path, "collapsed", 7, "why", None)
@@ -344,13 +371,109 @@ def test_what_a_stranger_sees(server: Path) -> None:
 
 
 def test_another_view_of_a_trial_is_another_run(server: Path) -> None:
-    """Parameters are immutable in MLflow: growing a sweep replaces its run, and old trials leave it."""
-    before = mirror(server, "grown").flush([a_run(3), a_run(3, seed=1)])
-    after = mirror(server, "grown").flush([a_run(5, **{"train.iterations": 400})])
-    assert set(before) > set(after)
-    assert not set(before.values()) & set(after.values())
-    (read,) = from_mlflow(default_uri(server), "grown").runs
+    """Parameters are immutable in MLflow: growing a sweep replaces its run, once the new one is written."""
+    uri, client = default_uri(server), open_mlflow(default_uri(server))
+    (old,) = mirror(server, "grown").flush([a_run(3)]).values()
+    grown = a_run(5, **{"train.iterations": 400})
+    killed = mirror(server, "grown").flush([grown])  # a driver that died before its end: nothing is deleted yet
+    assert old not in killed.values()
+    assert client.get_run(old).info.lifecycle_stage == "active"
+    (read,) = from_mlflow(uri, "grown").runs
     assert (len(read.rows), read.params["train.iterations"]) == (5, 400)
+    again = mirror(server, "grown")
+    assert again.flush([grown]) == killed
+    again.end("FINISHED")
+    assert client.get_run(old).info.lifecycle_stage == "deleted"
+
+
+def test_a_trial_that_left_its_sweep_keeps_its_run(server: Path) -> None:
+    uri, client = default_uri(server), open_mlflow(default_uri(server))
+    stays, goes = a_run(3, status="finished"), a_run(3, seed=1, status="finished")
+    ids = mirror(server, "left").flush([stays, goes])
+    later = mirror(server, "left")
+    later.flush([stays], left={goes.trial_id})
+    later.end("FINISHED")
+    run = client.get_run(ids[goes.trial_id])
+    assert (run.info.lifecycle_stage, run.info.status) == ("active", "FINISHED")
+    assert (run.data.tags["left_sweep"], run.data.tags["status"]) == ("true", "finished")
+    assert [each.trial_id for each in from_mlflow(uri, "left")] == [stays.trial_id]
+    assert ids[goes.trial_id] not in compare_pages(uri)["left"]
+    assert mirror(server, "left").flush([stays, goes]) == ids  # it is back
+    assert [each.trial_id for each in from_mlflow(uri, "left")] == [stays.trial_id, goes.trial_id]
+
+
+def test_part_of_a_sweep_touches_no_other_run(server: Path) -> None:
+    first, second = a_run(3), a_run(4, seed=1)
+    mirror(server, "part").flush([first])
+    mirror(server, "part").flush([second], positions={first.trial_id: 0, second.trial_id: 1})
+    assert [run.trial_id for run in from_mlflow(default_uri(server), "part")] == [first.trial_id, second.trial_id]
+
+
+@pytest.mark.parametrize(
+    ("uri", "word"),
+    [
+        ("foo://bar", "'foo', which MLflow does not know"),
+        ("./mlruns", "is a folder"),
+        ("file:///x", "is a folder"),
+        ("http:/nope", "no host name"),
+    ],
+)
+def test_an_address_that_can_never_be_one(uri: str, word: str) -> None:
+    assert word in (uri_fault(uri) or "")
+    with pytest.raises(ConfigError, match="track.mlflow_uri"):
+        open_mlflow(uri)
+
+
+@pytest.mark.parametrize("uri", ["http://h:5", "https://h", "sqlite:////x.db", "postgresql+psycopg://u@h/d"])
+def test_an_address_that_can_be_one(uri: str) -> None:
+    assert uri_fault(uri) is None
+
+
+def test_a_database_without_its_driver_is_told() -> None:
+    with pytest.raises(TrackingError, match="No module named"):
+        open_mlflow("postgresql://u@127.0.0.1:1/x")
+
+
+def test_a_long_reason_is_cut_between_words() -> None:
+    with pytest.raises(TrackingError) as raised, mlflow_errors("http://h"):
+        raise OSError("word " * 100)
+    assert str(raised.value).endswith("word ...")
+
+
+def test_the_program_turns_telemetry_off_itself(tmp_path: Path) -> None:
+    """Not only the tests do (tests/conftest.py)."""
+    code = (
+        f"from ragen_lab.mirror import open_mlflow; open_mlflow({default_uri(tmp_path)!r}); import os; "
+        "from ragen_lab.sweep import tune; "
+        "print(*(os.environ.get(k) for k in ('MLFLOW_DISABLE_TELEMETRY', 'DO_NOT_TRACK', 'RAY_USAGE_STATS_ENABLED')))"
+    )
+    unset = ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "RAY_USAGE_STATS_ENABLED")
+    clean = {key: value for key, value in os.environ.items() if key not in unset}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean, check=True)
+    assert done.stdout.split() == ["true", "true", "0"]
+
+
+def test_the_pages_are_served_to_this_machine_only(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+
+    class Server:
+        pid = 2**22 + 1  # no process has this number
+
+        def __init__(self, command: list[str], env: dict[str, str], start_new_session: bool) -> None:
+            started.append((command, env))
+
+        def wait(self) -> int:
+            return 0
+
+    for key in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr("ragen_lab.mirror.subprocess.Popen", Server)
+    said: list[str] = []
+    assert serve_ui(server, 5099, said.append) == 0
+    ((command, environment),) = started
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert environment["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert said[0].startswith("MLflow: http://127.0.0.1:5099")
 
 
 def test_the_compare_page_names_every_run_of_a_sweep_and_not_the_sweep_itself(server: Path) -> None:

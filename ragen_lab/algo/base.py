@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ragen_lab.config import AlgoSection
+from ragen_lab.sections import AlgoSection
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from ragen_lab.algo.base import Episodes, Floats, Ints, TokenSignals
-from ragen_lab.config import AlgoSection
+from ragen_lab.sections import AlgoSection
 
 
 def gae(rewards_N: Floats, values_N: Floats, gamma: float, lam: float) -> tuple[Floats, Floats]:

@@ -23,8 +23,8 @@ import numpy as np
 
 from ragen_lab.algo.base import Episodes, Floats, TokenSignals
 from ragen_lab.algo.gae import whiten
-from ragen_lab.config import AlgoSection
 from ragen_lab.reward import spread
+from ragen_lab.sections import AlgoSection
 
 # rewards [groups, responses] -> advantages of the same shape
 Baseline = Callable[[Floats], Floats]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ragen_lab.config import AlgoSection
+from ragen_lab.sections import AlgoSection
 
 # A ratio beyond e^20 is recorded as e^20: far outside any clip range, and finite.
 _LOG_RATIO_BOUND = 20.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ragen_lab.algo.loss import kl_estimate, log_ratio
-from ragen_lab.config import AlgoSection
+from ragen_lab.sections import AlgoSection
 
 
 class Totals:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,17 +90,16 @@ def sweep(
 
     ragen-lab sweep sweeps/quickstart.yaml --local --set train.iterations=10 --json
     """
-    from ragen_lab.sweep.drive import Options, describe, own_terminal, plan_as_json, run_sweep
-    from ragen_lab.sweep.plan import make_plan
+    from ragen_lab.sweep.drive import Options, describe, own_terminal, plan_as_json, plan_here, run_sweep
     from ragen_lab.sweep.spec import load_sweep
 
     spec = load_sweep(file, _overrides(set_))
     if plan:
-        planned = make_plan(spec, home)
+        planned = plan_here(spec, home, address)
         print(json.dumps(plan_as_json(planned)) if as_json else describe(planned))
         return
     engine = "local" if local or workers is not None else "ray"
-    options = Options(home, engine, workers, address, _typed(), out=out)  # type: ignore[arg-type]
+    options = Options(home, engine, workers, address, _typed(), _program(), out=out)  # type: ignore[arg-type]
     _finish(run_sweep(spec, options, own_terminal()), as_json)
 
 
@@ -111,14 +111,14 @@ def run(
     as_json: AsJson = False,
     home: Home = HOME,
 ) -> None:
-    """Train one run in this process. Repeat the command to resume.
+    """Train one run in this process. Repeat the command to resume; other seeds join its report.
 
     Example: ragen-lab run experiments/frozen_lake_grpo.yaml --set train.iterations=10 --set seed=1
     """
     from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
     from ragen_lab.sweep.spec import one_run
 
-    options = Options(home, "local", 0, command=_typed(), out=out)
+    options = Options(home, "local", 0, command=_typed(), program=_program(), out=out)
     _finish(run_sweep(one_run(file, _overrides(set_)), options, own_terminal()), as_json)
 
 
@@ -134,11 +134,10 @@ def check(
 
     Example: ragen-lab check sweeps/quickstart.yaml
     """
-    from ragen_lab.sweep.drive import describe, plan_as_json
-    from ragen_lab.sweep.plan import make_plan
+    from ragen_lab.sweep.drive import describe, plan_as_json, plan_here
     from ragen_lab.sweep.spec import load_page
 
-    planned = make_plan(load_page(file, _overrides(set_)), home)
+    planned = plan_here(load_page(file, _overrides(set_)), home)
     told: dict[str, Any] = {}
     lines = [f"{file}: no faults.\n{describe(planned, brief=True)}"]
     if preflight:
@@ -197,9 +196,9 @@ def list_(
 @app.command("eval")
 def eval_(
     env: Annotated[str, typer.Option("--env", help="Name of an environment; see `ragen-lab list envs`.")],
-    actions: Annotated[int, typer.Option("--actions", min=1, help="Actions per episode at most.")],
+    actions: Annotated[int, typer.Option("--actions", min=1, max=1000, help="Actions per episode at most.")],
     reference: Annotated[bool, typer.Option("--reference", help="The random, fixed-string and optimal lines.")] = False,
-    levels: Annotated[int, typer.Option("--levels", min=1, help="Evaluation levels.")] = 256,
+    levels: Annotated[int, typer.Option("--levels", min=1, max=4096, help="Evaluation levels.")] = 256,
     set_: Sets = None,
     as_json: AsJson = False,
 ) -> None:
@@ -213,7 +212,10 @@ def eval_(
 
     if not reference:
         raise NotBuilt("eval: evaluating a policy is not built in this version; allowed: --reference.")
-    lines = reference_lines(env_section(env, _overrides(set_)), actions, levels)
+    section = env_section(env, _overrides(set_))
+    if actions * levels > 10_000:
+        print(f"Searching {levels} levels for {actions} actions; this may take some minutes.", file=sys.stderr)
+    lines = reference_lines(section, actions, levels)
     found = {
         "env": env,
         "actions": actions,
@@ -301,8 +303,9 @@ def doctor(as_json: AsJson = False, home: Home = HOME) -> None:
     if as_json:
         print(json.dumps(found))
     else:
+        width = max(len(entry["name"]) for entry in found)
         for entry in found:
-            print(f"{'ok  ' if entry['ok'] else 'FAIL'}  {entry['name']:<12}{entry['about']}")
+            print(f"{'ok  ' if entry['ok'] else 'FAIL'}  {entry['name']:<{width}}  {entry['about']}")
     sys.exit(0 if all(entry["ok"] for entry in found) else 1)
 
 
@@ -313,7 +316,29 @@ def _overrides(texts: list[str] | None) -> dict[str, Any]:
 
 
 def _typed() -> str:
-    return shlex.join(["ragen-lab", *sys.argv[1:]])
+    return f"{_program()} {shlex.join(sys.argv[1:])}"
+
+
+def _program() -> str:
+    """How the user can call this program again: as it was called, where its bare name would not find it."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{shlex.quote(_short(Path(sys.executable)))} -m ragen_lab"
+    if called.suffix == ".py":
+        return f"{shlex.quote(_short(Path(sys.executable)))} {shlex.quote(_short(called))}"
+    if called.name == "-c":
+        return "ragen-lab"
+    found = shutil.which(called.name)
+    if len(called.parts) < 2 or (found and Path(found).absolute() == called.absolute()):
+        return called.name
+    return shlex.quote(_short(called))
+
+
+def _short(path: Path) -> str:
+    """Relative to the working directory where it lies below it."""
+    here = Path.cwd()
+    whole = path if path.is_absolute() else here / path
+    return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(path)
 
 
 def _finish(finished: Any, as_json: bool) -> None:

@@ -11,9 +11,10 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from ragen_lab.config import ENV_SECTIONS, RunConfig, flatten, knobs, suggest
+from ragen_lab.config import RunConfig, flatten, knobs, suggest
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
 from ragen_lab.metrics import METRICS
+from ragen_lab.sections import ENV_SECTIONS
 
 Entry = dict[str, Any]
 
@@ -78,17 +79,14 @@ def _knobs() -> list[Entry]:
 
 
 def _sweeps(home: Path) -> list[Entry]:
-    from ragen_lab.runs import open_ledger_for_reading
+    from ragen_lab.runs import reading_ledger
+    from ragen_lab.sweep.board import plural
 
-    ledger = open_ledger_for_reading(home)
-    try:
+    with reading_ledger(home) as ledger:
         rows = ledger.execute(
-            "SELECT name, file, (SELECT count(*) FROM sweep_trials WHERE sweep = name) AS trials "
-            "FROM sweeps ORDER BY name"
+            "SELECT name, file, (SELECT count(*) FROM runs WHERE sweep = name) AS trials FROM sweeps ORDER BY name"
         )
-        return [{"name": row["name"], "about": f"{row['trials']} trials, from {row['file']}"} for row in rows]
-    finally:
-        ledger.close()
+        return [{"name": row["name"], "about": f"{plural(row['trials'], 'trial')}, from {row['file']}"} for row in rows]
 
 
 def trajectories(
@@ -106,19 +104,27 @@ def trajectories(
     if faults:
         raise ConfigError(sweep, faults)
     found = []
+    there: set[int] = set()
     for run in runs:
         if arm not in (None, run.arm) or seed not in (None, run.seed):
             continue
         stored = [entry for entry in read_trajectories(home, run.trial_id) if entry["iteration"] < len(run.rows)]
+        there |= {int(entry["iteration"]) for entry in stored}
         wanted = iteration if iteration is not None else max((entry["iteration"] for entry in stored), default=None)
         mine = [entry for entry in stored if entry["iteration"] == wanted][:count]
         found += [{"trial_id": run.trial_id, "arm": run.arm, "seed": run.seed, **entry} for entry in mine]
+    if not found and there:
+        told = ", ".join(map(str, sorted(there)))
+        raise ConfigError(sweep, [f"--iteration: nothing is stored of {iteration}. Stored iterations: {told}."])
     if not found:
         raise ConfigError(sweep, ["no trajectories are stored for this choice; see track.trajectories and eval.every."])
     return found
 
 
-_NEEDED = ("torch", "transformers", "ray", "mlflow", "pydantic", "numpy", "scipy", "plotly", "typer", "rich")
+_NEEDED = (
+    "torch", "transformers", "tokenizers", "ray", "mlflow", "pydantic", "numpy", "scipy", "pandas", "plotly", "jinja2",
+    "ruamel.yaml", "filelock", "typer", "rich",
+)  # fmt: skip
 
 
 def examine(home: Path) -> list[Entry]:
@@ -150,6 +156,7 @@ def _torch() -> Entry:
 
 def _home(home: Path) -> list[Entry]:
     from ragen_lab.mirror import default_uri, open_mlflow
+    from ragen_lab.sweep.board import plural
     from ragen_lab.sweep.ledger import Ledger
 
     place = home.absolute()
@@ -159,7 +166,7 @@ def _home(home: Path) -> list[Entry]:
     found = [_entry("disk", free > 1, f"{free:.1f} GiB free at {place}" + ("" if free > 1 else "; make some space"))]
     try:
         ledger = Ledger(place)
-        found.append(_entry("home", True, f"{place}: {len(ledger.sweep_names())} sweeps"))
+        found.append(_entry("home", True, f"{place}: {plural(len(ledger.sweep_names()), 'sweep')}"))
         ledger.close()
     except HomeError as error:
         found.append(_entry("home", False, str(error)))

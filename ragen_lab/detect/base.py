@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
-from ragen_lab.config import DetectSection
+from ragen_lab.sections import DetectSection
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ragen_lab.config import DetectSection, EntropyBandSection
 from ragen_lab.detect.base import QUIET, Signal, not_evaluable
 from ragen_lab.detect.ewma import Ewma
+from ragen_lab.sections import DetectSection, EntropyBandSection
 
 METRIC = "rollout/entropy"
 FAST = 0.3

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import ClassVar
 
-from ragen_lab.config import DetectSection, GradSpikeSection
 from ragen_lab.detect.base import QUIET, Signal, not_evaluable
+from ragen_lab.sections import DetectSection, GradSpikeSection
 
 METRIC = "train/grad_norm"
 MAD_TO_SD = 1.4826  # for a normal distribution

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ragen_lab.config import DetectSection, LevelSection
 from ragen_lab.detect.base import QUIET, Signal, not_evaluable, row_iteration
 from ragen_lab.detect.ewma import Ewma
+from ragen_lab.sections import DetectSection, LevelSection
 
 SUCCESS, RANDOM_LINE = "eval/success", "eval/random"
 STAND_INS = ("rollout/reward_mean", "rollout/success")  # where a log has no evaluation, in this order

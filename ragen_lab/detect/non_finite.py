@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ragen_lab.config import DetectSection
 from ragen_lab.detect.base import QUIET, Signal, not_evaluable
+from ragen_lab.sections import DetectSection
 
 WATCHED = ("train/", "rollout/")
 # Shares of something that an iteration may not contain (no think text, no success, no variance): 0/0 there

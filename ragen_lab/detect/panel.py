@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ragen_lab.config import DetectSection
 from ragen_lab.detect.base import Detector, Signal, Stop, row_iteration
 from ragen_lab.detect.entropy import EntropyDetector
 from ragen_lab.detect.grad_norm import GradNormDetector
@@ -20,6 +19,7 @@ from ragen_lab.detect.level import SUCCESS, CollapseStatus, LevelDetector, colla
 from ragen_lab.detect.non_finite import NonFiniteDetector
 from ragen_lab.detect.reward_std import RewardStdDetector
 from ragen_lab.detect.solved import Solved
+from ragen_lab.sections import DetectSection
 
 DETECTORS: dict[str, type[Detector]] = {
     "level": LevelDetector,

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ragen_lab.config import DetectSection, RewardStdSection
 from ragen_lab.detect.base import QUIET, Signal, not_evaluable
 from ragen_lab.detect.ewma import Ewma
 from ragen_lab.detect.solved import Solved
+from ragen_lab.sections import DetectSection, RewardStdSection
 
 METRIC = "rollout/reward_std_in_group"
 NO_SPREAD = 1e-6  # a reference below this has nothing to lose; rewards are of the order of 1

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from random import Random
 
-from ragen_lab.config import BanditRevSection, BanditSection
 from ragen_lab.env.base import Demonstration, StepResult, is_eval_seed
 from ragen_lab.errors import EnvError
+from ragen_lab.sections import BanditRevSection, BanditSection
 
 # (cautious, bold); every name is one lowercase word and occurs once.
 TRAIN_PAIRS: tuple[tuple[str, str], ...] = (

@@ -10,8 +10,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
-from ragen_lab.config import OUTSIDE_GROUP
 from ragen_lab.errors import ConfigError
+from ragen_lab.sections import OUTSIDE_GROUP
 
 # Level seeds are plain integers. The two ranges are disjoint, so that no level *seed* is ever shared by
 # training and evaluation; level *contents* are kept apart by the environments themselves.

@@ -11,11 +11,11 @@ from fractions import Fraction
 from functools import lru_cache
 from random import Random
 
-from ragen_lab.config import CountdownSection
 from ragen_lab.env.arithmetic import Equation, read_equation
 from ragen_lab.env.base import Demonstration, StepResult
 from ragen_lab.env.levels import draw_level
 from ragen_lab.errors import EnvError
+from ragen_lab.sections import CountdownSection
 
 CORRECT, NUMBERS_ONLY = 1.0, 0.1
 SIGNS = "+-*/"

@@ -13,7 +13,6 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from ragen_lab.config import FrozenLakeSection
 from ragen_lab.env.base import Demonstration, StepResult
 from ragen_lab.env.grounding import Scene
 from ragen_lab.env.levels import (
@@ -26,6 +25,7 @@ from ragen_lab.env.levels import (
     published_level,
 )
 from ragen_lab.errors import EnvError
+from ragen_lab.sections import FrozenLakeSection
 
 ACTIONS = ("Left", "Down", "Right", "Up")  # neighbours in this circle are perpendicular
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))

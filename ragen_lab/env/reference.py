@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragen_lab.config import BanditSection, CountdownSection
 from ragen_lab.env import bandit, countdown, frozen_lake, sokoban
 from ragen_lab.env.arithmetic import read_equation
 from ragen_lab.env.base import EVAL_SEED_BASE, make_env
+from ragen_lab.sections import BanditSection, CountdownSection
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

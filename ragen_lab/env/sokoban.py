@@ -14,7 +14,6 @@ from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from random import Random
 
-from ragen_lab.config import SokobanSection
 from ragen_lab.env.base import Demonstration, StepResult
 from ragen_lab.env.grounding import Scene
 from ragen_lab.env.levels import (
@@ -27,6 +26,7 @@ from ragen_lab.env.levels import (
     published_level,
 )
 from ragen_lab.errors import ConfigError, EnvError
+from ragen_lab.sections import SokobanSection
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))

@@ -16,7 +16,6 @@ from itertools import permutations
 import numpy as np
 from scipy import stats
 
-from ragen_lab.config import DetectSection
 from ragen_lab.detect.panel import replay
 from ragen_lab.findings.base import FindingResult, Test, Verdict
 from ragen_lab.findings.designs import POOLED, compound, judge
@@ -35,6 +34,7 @@ from ragen_lab.findings.statistics import (
 )
 from ragen_lab.findings.tables import Table, standard_tables
 from ragen_lab.runs import Run, RunTable
+from ragen_lab.sections import DetectSection
 
 number = 3
 title = "Early signs of collapse"

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ragen_lab.config import LevelSection, RunConfig, Section, build
+from ragen_lab.config import RunConfig, build
 from ragen_lab.detect.level import CollapseStatus, collapse_of_rows
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import Run, RunTable
+from ragen_lab.sections import LevelSection, Section
 
 FINAL_EVALUATIONS = 3
 SECONDS = ("time/rollout_seconds", "time/update_seconds")
@@ -53,11 +54,16 @@ class Outcome:
     eval_prompts: int  # evaluation levels behind each success
 
     def read(self, reading: Reading) -> Outcome:
-        """This outcome where a stop by our detector is taken as ``reading``."""
-        if not self.stopped or reading == "held":
+        """This outcome where a stop by our detector is taken as ``reading``.
+
+        Read as collapsed, a run that had not collapsed by the performance rule ends at the random line (at 0
+        where there is none): what was measured before the stop is not where a collapse would have led.
+        """
+        if not self.ambiguous or reading == "held":
             return self
-        area = _area(self.run, self.horizon, after=0.0)
-        return replace(self, event=True, final=0.0 if self.final is not None else None, area=area)
+        floor = self.run.last("eval/random") or 0.0
+        area = _area(self.run, self.horizon, after=floor)
+        return replace(self, event=True, final=floor if self.final is not None else None, area=area)
 
 
 def level_section(params: dict[str, Any], fall: float | None = None) -> LevelSection:

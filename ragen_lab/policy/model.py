@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from ragen_lab.config import PolicySection
 from ragen_lab.errors import ConfigError
+from ragen_lab.sections import PolicySection
 from ragen_lab.trajectory import MODEL, Trajectory
 
 transformers_logging.disable_progress_bar()  # the terminal is the driver's; a trial's noise goes to its log

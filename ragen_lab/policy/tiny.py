@@ -10,8 +10,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Sequence, Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ragen_lab.config import TinySection
 from ragen_lab.prompt import ANSWER, END_ANSWER, END_THINK, SEPARATOR, THINK
+from ragen_lab.sections import TinySection
 
 PAD, UNKNOWN, USER, ASSISTANT, END = "<pad>", "<unk>", "<user>", "<assistant>", "<end>"
 _TEMPLATE = (

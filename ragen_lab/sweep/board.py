@@ -165,7 +165,8 @@ class Board:
             states = [entry.status for entry in self.entries.values()]
             done = sum(entry.view.done for entry in self.entries.values())
         collapsed = states.count("collapsed")
-        words = [f"{done} of {len(states)} trials done" + (f" ({collapsed} stopped as collapsed)" if collapsed else "")]
+        stopped = f" ({collapsed} stopped as collapsed)" if collapsed else ""
+        words = [f"{done} of {plural(len(states), 'trial')} done{stopped}"]
         words += [f"{states.count(state)} {state}" for state in ("running", "failed") if state in states]
         return ", ".join(words)
 
@@ -248,6 +249,10 @@ def _phrase(entry: Entry) -> str:
     where = entry.stage or f"{max(0, len(entry.rows) - 1)}/{entry.trial.cfg.train.iterations}"
     reached = "" if success is None else f" success {success:.3f}"
     return f"{entry.trial.arm} seed {entry.trial.seed}: {where}{reached}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def duration(seconds: float) -> str:

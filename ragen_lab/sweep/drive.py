@@ -15,18 +15,18 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
 from ragen_lab.config import RunConfig
-from ragen_lab.errors import HomeError, RagenLabError, TrackingError
-from ragen_lab.mirror import MLflowMirror, default_uri
+from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
+from ragen_lab.mirror import MLflowMirror, default_uri, uri_fault
 from ragen_lab.runs import Run, from_home, from_mlflow, sweep_record
 from ragen_lab.sweep import local
-from ragen_lab.sweep.board import SUCCESS, Board, Follower, duration, last_value
+from ragen_lab.sweep.board import SUCCESS, Board, Follower, duration, last_value, plural
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.local import Event
 from ragen_lab.sweep.plan import Plan, make_plan
@@ -35,6 +35,7 @@ from ragen_lab.sweep.worker import TrialRequest, TrialResult
 from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 
 EXIT_FAILED = 1
+EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 FLUSH_SECONDS = 5.0
 
@@ -48,6 +49,7 @@ class Options:
     workers: int | None = None  # of the local engine: None = by cores, 0 = in this process
     address: str | None = None  # of a Ray cluster
     command: str = ""  # what the user typed, for messages and the report
+    program: str = "ragen-lab"  # how the user can call this program
     report: bool = True
     out: Path | None = None  # where the report goes
     trainer: str = "ragen_lab.train:train"
@@ -64,9 +66,13 @@ class Finished:
 def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
     """Bring a sweep to its end, or as far as it gets. Everything for people goes to ``console``.
 
-    Raises HomeError where the home cannot be used, and TrialLocked where another driver works on this sweep.
+    Raises ConfigError where it cannot be run as asked, HomeError where the home cannot be used, and TrialLocked where
+    another driver works on this sweep.
     """
     home = options.home.absolute()
+    track = sweep.trials[0].cfg.track
+    if track.mlflow and (fault := uri_fault(mlflow_uri(sweep.trials[0].cfg, home))):
+        raise ConfigError(sweep.file, [f"track.mlflow_uri: {fault}"])
     ledger = Ledger(home)
     try:
         with locked(home / "locks" / f"{sweep.name}.lock", what="sweep"):
@@ -87,9 +93,19 @@ class _Driver:
         self._ledger_ails = False
 
     def run(self) -> Finished:
-        self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
+        here = bool(self.plan.pending) and self.options.address is None
+        if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus)):
+            raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
+        self.ledger.check_name(self.sweep)
+        gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
         self.say(describe(self.plan, brief=True))
-        mirror = _Mirror(self.board, self.sweep, self.home, self.ledger, self.console)
+        if gone:
+            self.say(
+                f"Note: {plural(len(gone), 'trial')} left this sweep, because the page no longer asks for "
+                f"{'it' if len(gone) == 1 else 'them'}; the results stay in the home, and in MLflow under the tag "
+                f"left_sweep."
+            )
+        mirror = _Mirror(self.board, self.sweep, self.home, self.ledger, self.console, self.options.program)
         with mirror:
             if self.plan.pending:
                 self._train()
@@ -215,7 +231,7 @@ class _Driver:
         if run_ids:
             at_home = self.home == Path(".ragen-lab").absolute()
             own = mlflow_uri(entries[0].trial.cfg, self.home) == default_uri(self.home)
-            command = "ragen-lab ui" if at_home else f"ragen-lab ui --home {shlex.quote(str(self.home))}"
+            command = f"{self.options.program} ui" + ("" if at_home else f" --home {shlex.quote(str(self.home))}")
             self.say(f"MLflow: {command}" if own else f"MLflow: {mlflow_uri(entries[0].trial.cfg, self.home)}")
         held = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
         if self.interrupted:
@@ -224,9 +240,13 @@ class _Driver:
                 f"repeat the same command{': ' + self.options.command if self.options.command else '.'}",
                 "yellow",
             )
+        elif failed and all(entry.result and entry.result.permanent for entry in failed):
+            self.say("Trying again would change nothing: mend the page as the messages say, and repeat the command.")
         elif failed:
             self.say("The same command tries the failed trials again; finished ones are not repeated.")
         code = EXIT_INTERRUPTED if self.interrupted else EXIT_FAILED if failed or held else 0
+        if code == EXIT_FAILED and not held and all(entry.result and entry.result.permanent for entry in failed):
+            code = EXIT_INPUT
         return Finished({"sweep": self.sweep.name, "trials": trials, "report": report}, code)
 
 
@@ -259,6 +279,7 @@ class _Mirror:
     home: Path
     ledger: Ledger
     console: Console
+    program: str = "ragen-lab"
     run_ids: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -266,6 +287,7 @@ class _Mirror:
         self.uri = mlflow_uri(self.sweep.trials[0].cfg, self.home)
         self.on = track.mlflow
         self.mirror = MLflowMirror(self.uri, self.sweep.name, self.home, self.ledger.home_id, self.sweep.findings)
+        self.left, self.positions = self.ledger.left(self.sweep.name), self.ledger.positions(self.sweep.name)
         self._warned = self._behind = False
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
@@ -284,7 +306,7 @@ class _Mirror:
         if self._behind:
             self._say(
                 f"MLflow at {self.uri} lacks the newest results. They are safe in {self.home}; the next run of this "
-                f"sweep, or `ragen-lab sync {self.sweep.name}`, writes them there."
+                f"sweep, or `{self.program} sync {self.sweep.name}`, writes them there."
             )
         else:
             self.ledger.record_mirror(self.sweep.name, self.run_ids, self._state(self.board.runs()))
@@ -298,7 +320,7 @@ class _Mirror:
             (run.trial_id, run.arm, run.status, len(run.rows), run.stop_iteration, run.stop_reason, run.params)
             for run in runs
         ]
-        text = json.dumps([self.uri, self.sweep.findings, held], sort_keys=True)
+        text = json.dumps([self.uri, self.sweep.findings, sorted(self.left), held], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _up_to_date(self) -> bool:
@@ -316,7 +338,7 @@ class _Mirror:
             last = self._end.wait(FLUSH_SECONDS if self.run_ids or self._warned else 0)
             runs = self.board.runs()
             try:
-                self.run_ids = self.mirror.flush(runs)
+                self.run_ids = self.mirror.flush(runs, self.left, self.positions)
                 if last:
                     self.mirror.end(_parent_status(runs))
                 if self._warned and self._behind:
@@ -327,7 +349,7 @@ class _Mirror:
                 if not self._warned:
                     self._say(
                         f"{error}\nTraining goes on: everything is kept in {self.home}, and MLflow is brought up to "
-                        f"date as soon as it can be reached (or later with `ragen-lab sync {self.sweep.name}`)."
+                        f"date as soon as it can be reached (or later with `{self.program} sync {self.sweep.name}`)."
                     )
                 self._warned = True
 
@@ -347,7 +369,8 @@ def mlflow_uri(cfg: RunConfig, home: Path) -> str:
 def sync(home: Path, sweep: str) -> tuple[int, str]:
     """Rebuild what MLflow holds of a sweep from the ledger and the trial folders; (runs, URI).
 
-    Raises ConfigError for an unknown sweep, TrackingError where MLflow cannot be reached.
+    Raises ConfigError for an unknown sweep or an address that can never be one of MLflow, TrackingError where MLflow
+    cannot be reached.
     """
     home = home.absolute()
     record = sweep_record(home, sweep)
@@ -357,9 +380,15 @@ def sync(home: Path, sweep: str) -> tuple[int, str]:
             runs = from_home(home, sweep).runs
             uri = next((run.params["track.mlflow_uri"] for run in runs), None) or default_uri(home)
             mirror = MLflowMirror(uri, sweep, home, ledger.home_id, tuple(record["findings"]))
-            mirror.forget()
-            run_ids = mirror.flush(runs)
-            mirror.end(_parent_status(runs))
+            try:
+                mirror.forget()
+                run_ids = mirror.flush(runs)
+                mirror.end(_parent_status(runs))
+            except TrackingError as error:
+                raise TrackingError(
+                    f"{error}\nThe results are safe in {home}. Start the server or mend the database, then repeat this "
+                    f"command; for another address run the sweep again with --set track.mlflow_uri=URI."
+                ) from error
             ledger.record_mirror(sweep, run_ids, "")  # the next sweep looks for itself
             return len(run_ids), uri
     finally:
@@ -376,7 +405,15 @@ def report_of(home: Path, sweep: str, out: Path | None = None, command: str = ""
         runs, warnings, numbers = from_home(home, sweep), record["warnings"], record["findings"]
         command = command or record["command"]
     else:
-        runs, warnings, numbers = from_mlflow(uri, sweep), [], None
+        if fault := uri_fault(uri):
+            raise ConfigError("--mlflow", [fault])
+        try:
+            runs, warnings, numbers = from_mlflow(uri, sweep), [], None
+        except TrackingError as error:
+            raise TrackingError(
+                f"{error}\nCheck the address and that the server runs, then repeat the command; or leave out --mlflow "
+                f"to read the home."
+            ) from error
     target = out or Path("reports") / "out" / f"{sweep}.html"
     results = evaluate_all(runs)
     return write_report(
@@ -388,15 +425,13 @@ def describe(plan: Plan, brief: bool = False) -> str:
     """The plan in words. ``brief``: without the list of trials."""
     sweep, cost = plan.sweep, plan.cost
     done = len(plan.trials) - cost.trials
-    seeds = f"{len(sweep.seeds)} seed{'s' if len(sweep.seeds) > 1 else ''}"
-    arms = f"{len(sweep.arms)} arm{'s' if len(sweep.arms) > 1 else ''}"
-    total = f"{len(plan.trials)} trial{'s' if len(plan.trials) > 1 else ''}"
-    lines = [f"Sweep {sweep.name}: {arms} x {seeds} = {total}, {done} there already."]
+    size = f"{plural(len(sweep.arms), 'arm')} x {plural(len(sweep.seeds), 'seed')}"
+    lines = [f"Sweep {sweep.name}: {size} = {plural(len(plan.trials), 'trial')}, {done} there already."]
     if cost.trials:
         took = f", about {duration(cost.seconds)} one at a time" if cost.seconds is not None else ""
         lines.append(
-            f"To do: {cost.trials} trials, {cost.iterations} iterations, {cost.trajectories} trajectories, "
-            f"{cost.updates} optimizer steps{took}."
+            f"To do: {plural(cost.trials, 'trial')}, {plural(cost.iterations, 'iteration')}, {cost.trajectories} "
+            f"trajectories, {plural(cost.updates, 'optimizer step')}{took}."
         )
     if not brief:
         for planned in plan.trials:
@@ -405,6 +440,13 @@ def describe(plan: Plan, brief: bool = False) -> str:
             lines.append(f"  {trial.trial_id}  {trial.arm} · seed {trial.seed}: {what} of {trial.cfg.train.iterations}")
     lines += [f"Note: {warning}" for warning in plan.warnings]
     return "\n".join(lines)
+
+
+def plan_here(sweep: Sweep, home: Path, address: str | None = None) -> Plan:
+    """The plan, with a warning for what this machine has not of the resources that it asks for."""
+    plan = make_plan(sweep, home)
+    faults = [] if address else local.lacking(sweep.cpus, sweep.gpus)
+    return replace(plan, warnings=(*plan.warnings, *faults))
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The ledger of a home: which sweeps there are, which trials they ask for, and what was attempted.
 
 One SQLite file, written by drivers only. The trial folders hold the results; the ledger holds who
-asked for what. Its view ``runs`` is what ``ragen_lab.runs`` reads.
+asked for what. Its view ``runs`` is what ``ragen_lab.runs`` reads: the trials that a sweep asks for now.
+Trials that its page no longer names have left it; nothing of them is deleted.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ragen_lab.errors import HomeError
-from ragen_lab.runs import LEDGER_FILE
+from ragen_lab.errors import ConfigError, HomeError, RagenLabError
+from ragen_lab.runs import LEDGER_FILE, ledger_error
 from ragen_lab.sweep.spec import Sweep, Trial
-from ragen_lab.track import locked
+from ragen_lab.track import TRIALS_FOLDER, locked
 
-LEDGER_VERSION = 1
+LEDGER_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -32,16 +33,20 @@ CREATE TABLE trials (trial_id TEXT PRIMARY KEY, config_id TEXT NOT NULL, created
 CREATE TABLE sweep_trials (
     sweep TEXT NOT NULL REFERENCES sweeps(name), trial_id TEXT NOT NULL REFERENCES trials(trial_id),
     position INTEGER NOT NULL, arm TEXT NOT NULL, seed INTEGER NOT NULL, iterations INTEGER NOT NULL,
-    on_collapse TEXT NOT NULL, config TEXT NOT NULL, mlflow_run_id TEXT, PRIMARY KEY (sweep, trial_id));
+    on_collapse TEXT NOT NULL, config TEXT NOT NULL, mlflow_run_id TEXT, left_at REAL, PRIMARY KEY (sweep, trial_id));
 CREATE TABLE attempts (
     id INTEGER PRIMARY KEY, sweep TEXT NOT NULL, trial_id TEXT NOT NULL, started REAL NOT NULL, ended REAL,
     status TEXT NOT NULL, pid INTEGER, host TEXT NOT NULL, iteration INTEGER, error TEXT);
 CREATE INDEX attempts_of_trial ON attempts (trial_id);
+"""
+_VIEW = """
 CREATE VIEW runs AS
     SELECT t.sweep, t.position, t.trial_id, trials.config_id, t.arm, t.seed, t.iterations, t.on_collapse,
            t.config, t.mlflow_run_id
-    FROM sweep_trials AS t JOIN trials ON trials.trial_id = t.trial_id;
+    FROM sweep_trials AS t JOIN trials ON trials.trial_id = t.trial_id WHERE t.left_at IS NULL;
 """
+# Version of a ledger -> what brings it to the next one.
+_STEPS = {1: f"ALTER TABLE sweep_trials ADD COLUMN left_at REAL; DROP VIEW runs; {_VIEW}"}
 
 
 @contextmanager
@@ -49,8 +54,10 @@ def _home_errors(home: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        if isinstance(error, HomeError):
+        if isinstance(error, RagenLabError):
             raise
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+            raise ledger_error(home / LEDGER_FILE, error) from error
         raise HomeError(
             f"the home folder {home} cannot be written: {error}. Free some space or permissions there, or name "
             f"another folder with --home; then run the same command again. What was logged before is safe."
@@ -63,10 +70,10 @@ class Ledger:
     def __init__(self, home: Path) -> None:
         self.home = home
         with _home_errors(home):
-            home.mkdir(parents=True, exist_ok=True)
+            (home / TRIALS_FOLDER).mkdir(parents=True, exist_ok=True)
             with locked(home / "ledger.lock", wait=60, what="ledger"):  # two first starts at once
                 self._database = self._open(home / LEDGER_FILE)
-        self.home_id = str(self._value("home_id"))
+            self.home_id = str(self._value("home_id"))
 
     def _open(self, file: Path) -> sqlite3.Connection:
         database = sqlite3.connect(file, timeout=60, isolation_level=None)
@@ -81,14 +88,21 @@ class Ledger:
             )
         if version == 0:
             made = f"INSERT INTO meta VALUES ('home_id', '{uuid.uuid4().hex}');"
-            database.executescript(f"BEGIN;{_SCHEMA}{made}PRAGMA user_version = {LEDGER_VERSION};COMMIT;")
+            database.executescript(f"BEGIN;{_SCHEMA}{_VIEW}{made}PRAGMA user_version = {LEDGER_VERSION};COMMIT;")
+            return database
+        for old in range(version, LEDGER_VERSION):
+            database.executescript(f"BEGIN;{_STEPS[old]}PRAGMA user_version = {old + 1};COMMIT;")
         return database
 
     def close(self) -> None:
         self._database.close()
 
+    def _read(self, query: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        with _home_errors(self.home):
+            return self._database.execute(query, values)
+
     def _value(self, key: str) -> str:
-        row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        row = self._read("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return str(row["value"])
 
     @contextmanager
@@ -102,30 +116,65 @@ class Ledger:
                 raise
             self._database.execute("COMMIT")
 
-    def record_sweep(self, sweep: Sweep, warnings: Sequence[str], command: str) -> None:
-        """What the sweep asks for now; trials that its page no longer names leave the sweep, not the home."""
-        now = time.time()
+    def leaving(self, sweep: Sweep) -> list[str]:
+        """Trials of this name's sweep that it would lose to this page, in its order.
+
+        A page without arms of its own (``grows``) loses only those of an arm whose settings have changed.
+        """
+        asked = {trial.trial_id for trial in sweep.trials}
+        arms = {trial.arm: trial.cfg.config_id() for trial in sweep.trials}
+        rows = self._read("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (sweep.name,))
+        return [
+            row["trial_id"]
+            for row in rows
+            if row["trial_id"] not in asked
+            and not (sweep.grows and arms.get(row["arm"], row["config_id"]) == row["config_id"])
+        ]
+
+    def check_name(self, sweep: Sweep) -> None:
+        """Raises ConfigError where the name is that of another page's sweep, which would lose trials to this one.
+
+        A page that has been moved, so that its old file is gone, is the same page.
+        """
+        row = self._read("SELECT file FROM sweeps WHERE name = ?", (sweep.name,)).fetchone()
+        if row is None:
+            return
+        before, now = Path(row["file"]).absolute(), Path(sweep.file).absolute()
+        if before.resolve() == now.resolve() or not before.exists():
+            return
+        if gone := self.leaving(sweep):
+            raise ConfigError(
+                sweep.file,
+                [
+                    f"name: {sweep.name!r} is the sweep of another page in this home, {before}, and {len(gone)} of its "
+                    f"trials are not on this one. Give this one a name of its own (--set name=...), or another --home."
+                ],
+            )
+
+    def record_sweep(self, sweep: Sweep, warnings: Sequence[str], command: str) -> list[str]:
+        """What the sweep asks for now; the trials that its page no longer names, which leave it, not the home."""
+        now, file = time.time(), str(Path(sweep.file).absolute())
         with self._change() as database:
             database.execute(
                 "INSERT INTO sweeps (name, file, findings, warnings, command, created, updated) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET file = excluded.file, "
                 "findings = excluded.findings, warnings = excluded.warnings, command = excluded.command, "
                 "updated = excluded.updated",
-                (sweep.name, sweep.file, json.dumps(sweep.findings), json.dumps(list(warnings)), command, now, now),
+                (sweep.name, file, json.dumps(sweep.findings), json.dumps(list(warnings)), command, now, now),
             )
-            kept = [trial.trial_id for trial in sweep.trials]
-            known = {
-                row["trial_id"]
-                for row in database.execute("SELECT trial_id FROM sweep_trials WHERE sweep = ?", (sweep.name,))
-            }
-            for gone in known.difference(kept):
-                database.execute("DELETE FROM sweep_trials WHERE sweep = ? AND trial_id = ?", (sweep.name, gone))
-            for position, trial in enumerate(sweep.trials):
-                self._record_trial(database, sweep, position, trial, now)
+            gone = self.leaving(sweep)
+            for trial_id in gone:
+                database.execute(
+                    "UPDATE sweep_trials SET left_at = ? WHERE sweep = ? AND trial_id = ?", (now, sweep.name, trial_id)
+                )
+            known = self.positions(sweep.name) if sweep.grows else {}
+            for place, trial in enumerate(sweep.trials, start=1 + max(known.values(), default=-1)):
+                self._record_trial(database, sweep, known.get(trial.trial_id, place), trial, now)
             # A driver that was killed left its attempts open; we hold the sweep's lock, so they are over.
             database.execute(
                 "UPDATE attempts SET status = 'lost', ended = ? WHERE sweep = ? AND ended IS NULL", (now, sweep.name)
             )
+        return gone
 
     @staticmethod
     def _record_trial(database: sqlite3.Connection, sweep: Sweep, position: int, trial: Trial, now: float) -> None:
@@ -138,7 +187,7 @@ class Ledger:
             "INSERT INTO sweep_trials (sweep, trial_id, position, arm, seed, iterations, on_collapse, config) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sweep, trial_id) DO UPDATE SET "
             "position = excluded.position, arm = excluded.arm, iterations = excluded.iterations, "
-            "on_collapse = excluded.on_collapse, config = excluded.config",
+            "on_collapse = excluded.on_collapse, config = excluded.config, left_at = NULL",
             (
                 sweep.name,
                 trial.trial_id,
@@ -169,7 +218,7 @@ class Ledger:
 
     def attempts(self, trial_id: str) -> list[dict[str, Any]]:
         """Every attempt at a trial, oldest first."""
-        rows = self._database.execute("SELECT * FROM attempts WHERE trial_id = ? ORDER BY id", (trial_id,))
+        rows = self._read("SELECT * FROM attempts WHERE trial_id = ? ORDER BY id", (trial_id,))
         return [dict(row) for row in rows]
 
     def record_mirror(self, sweep: str, run_ids: Mapping[str, str], state: str) -> None:
@@ -183,15 +232,25 @@ class Ledger:
             database.execute("UPDATE sweeps SET mirrored = ? WHERE name = ?", (state, sweep))
 
     def mirror_state(self, sweep: str) -> str | None:
-        row = self._database.execute("SELECT mirrored FROM sweeps WHERE name = ?", (sweep,)).fetchone()
+        row = self._read("SELECT mirrored FROM sweeps WHERE name = ?", (sweep,)).fetchone()
         return None if row is None else row["mirrored"]
 
     def run_ids(self, sweep: str) -> dict[str, str]:
         """Trial id -> MLflow run id, where one is known."""
-        rows = self._database.execute(
+        rows = self._read(
             "SELECT trial_id, mlflow_run_id FROM sweep_trials WHERE sweep = ? AND mlflow_run_id IS NOT NULL", (sweep,)
         )
         return {row["trial_id"]: row["mlflow_run_id"] for row in rows}
 
+    def positions(self, sweep: str) -> dict[str, int]:
+        """Trial id -> place in the sweep, of the trials that it asks for now."""
+        rows = self._read("SELECT trial_id, position FROM runs WHERE sweep = ?", (sweep,))
+        return {row["trial_id"]: row["position"] for row in rows}
+
+    def left(self, sweep: str) -> frozenset[str]:
+        """Trials that the sweep once asked for."""
+        rows = self._read("SELECT trial_id FROM sweep_trials WHERE sweep = ? AND left_at IS NOT NULL", (sweep,))
+        return frozenset(row["trial_id"] for row in rows)
+
     def sweep_names(self) -> list[str]:
-        return [row["name"] for row in self._database.execute("SELECT name FROM sweeps ORDER BY name")]
+        return [row["name"] for row in self._read("SELECT name FROM sweeps ORDER BY name")]

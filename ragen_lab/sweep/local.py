@@ -57,18 +57,33 @@ def visible_gpus() -> list[str]:
     return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
 
 
+def lacking(cpus: float, gpus: float) -> list[str]:
+    """What this machine has not of the resources that one trial asks for: a fault each."""
+    faults = []
+    if cpus > cores():
+        faults.append(
+            f"resources.cpus: {cpus:g} per trial, but this machine has {cores()} to give. Ask for at most {cores()}."
+        )
+    devices = len(visible_gpus())
+    if gpus > devices:
+        faults.append(
+            f"resources.gpus: {gpus:g} per trial, but {devices} {'is' if devices == 1 else 'are'} visible here. Use "
+            f"resources.gpus=0, or run where there are GPUs."
+        )
+    return faults
+
+
 def slots(cpus: float, gpus: float, workers: int | None = None) -> list[str]:
     """One entry per trial that may run at a time: its CUDA_VISIBLE_DEVICES ("" = no GPU).
 
     Raises ConfigError where the machine has not what one trial asks for.
     """
-    count = max(1, int(cores() / cpus)) if workers is None else workers
+    if faults := lacking(cpus, gpus):
+        raise ConfigError("this machine", faults)
+    count = int(cores() / cpus) if workers is None else workers
     if gpus == 0:
         return [""] * count
     devices = visible_gpus()
-    if len(devices) < gpus:
-        what = f"asks for {gpus:g} per trial, but {len(devices)} are visible here"
-        raise ConfigError("resources.gpus", [f"{what}. Use resources.gpus 0, or run where there are GPUs."])
     if gpus >= 1:
         each = int(gpus)
         found = [",".join(devices[i : i + each]) for i in range(0, len(devices) - each + 1, each)]
@@ -109,7 +124,7 @@ def _in_process(requests: Sequence[TrialRequest], on_event: OnEvent, stop: threa
                 return results
             on_event(Event("started", request, os.getpid()))
             result = run_trial(request)
-            again = result.status == "failed" and attempt < RETRIES
+            again = result.status == "failed" and not result.permanent and attempt < RETRIES
             on_event(Event("retried" if again else "ended", request, os.getpid(), result))
             if not again:
                 results[request.trial_id] = result
@@ -149,7 +164,7 @@ class _Pool:
                 assert request is not None
                 result = self._take(worker, request)
                 tries[request.trial_id] = tries.get(request.trial_id, 0) + 1
-                again = result.status == "failed" and tries[request.trial_id] <= RETRIES
+                again = result.status == "failed" and not result.permanent and tries[request.trial_id] <= RETRIES
                 self.on_event(Event("retried" if again else "ended", request, result.pid or None, result))
                 if again:
                     waiting.appendleft(request)

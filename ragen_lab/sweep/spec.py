@@ -17,11 +17,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from ragen_lab.config import RunConfig, Section, apply_overrides, build, flatten, knob, knobs, load, suggest
+from ragen_lab.config import RunConfig, apply_overrides, build, flatten, knobs, load, suggest
 from ragen_lab.errors import ConfigError
 from ragen_lab.page import read_value, scan_page
+from ragen_lab.sections import Section, knob
 from ragen_lab.sweep import ties
 
+MOST_SEEDS = 1000
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 Finding = Annotated[int, Field(ge=1, le=6)]
 SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
@@ -109,6 +111,7 @@ class Sweep:
     gpus: float = 0
     minutes: float | None = None
     notes: tuple[str, ...] = ()
+    grows: bool = False  # trials that earlier calls asked for stay in it
 
     def cfg_of(self, arm: str) -> RunConfig:
         """The config of an arm with the sweep's first seed."""
@@ -132,15 +135,27 @@ def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
 
 
 def one_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
-    """An experiment page as a sweep of one trial, named after its file."""
-    file = Path(path)
+    """An experiment page as a sweep of one trial, named after its file (or ``name``); earlier trials stay in it.
+
+    Overrides that make it another run name its arm, so that the runs of a page can be told apart.
+    """
+    file, changes = Path(path), dict(overrides or {})
     if is_sweep_page(tree := scan_page(file)[0]):
         keys = ", ".join(key for key in tree if key in SweepPage.model_fields)
         raise ConfigError(str(path), [f"this is a sweep page (it has {keys}): use `ragen-lab sweep {path}`."])
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem).lstrip("_.-") or "run"
-    cfg = load(file, dict(overrides or {}))
-    trial = Trial("run", cfg.seed, cfg, cfg.trial_id())
-    return Sweep(name, str(path), (), {}, (Arm("run", {}, True),), (cfg.seed,), (trial,))
+    name = str(changes.pop("name", re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem).lstrip("_.-")[:100] or "run"))
+    if not re.match(NAME, name):
+        raise ConfigError("--set", [f"name: got {name!r}; letters, digits, '_', '-' and '.', 100 at most."])
+    cfg = load(file, changes)
+    mine = cfg.identity()
+    try:
+        plain = load(file).identity()
+    except ConfigError:  # a page that needs its overrides
+        plain = {}
+    told = {path: value for path, value in changes.items() if path != "seed" and mine.get(path) != plain.get(path)}
+    arm = _label(told)[:100] or "run"
+    trial = Trial(arm, cfg.seed, cfg, cfg.trial_id())
+    return Sweep(name, str(path), (), {}, (Arm(arm, told, True),), (cfg.seed,), (trial,), grows=True)
 
 
 def load_page(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
@@ -295,7 +310,12 @@ class _Resolver:
         if isinstance(seeds, int):
             if seeds < 1:
                 self.faults.append("seeds: got 0; give at least 1 replicate, for example seeds: 3.")
-            return list(range(seeds))
+            if seeds > MOST_SEEDS:
+                self.faults.append(
+                    f"seeds: got {seeds}; at most {MOST_SEEDS} replicates per sweep. For particular seeds give a list, "
+                    f"for example seeds: [0, 1, 2]."
+                )
+            return list(range(min(seeds, MOST_SEEDS)))
         if not seeds:
             self.faults.append("seeds: the list is empty; give at least one seed, or a number of replicates.")
         twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
@@ -372,7 +392,7 @@ class _Resolver:
             axes = {path: values for path, values in page.axes.items() if values and self._knows(path)}
             for values in itertools.product(*axes.values()):
                 changes = dict(zip(axes, values, strict=True))
-                arms.append(Arm(self._label(changes) or "base", changes, True))
+                arms.append(Arm(_label(changes) or "base", changes, True))
         labels = {arm.name for arm in arms}
         for name, changes in page.arms.items():
             if name in labels:
@@ -381,14 +401,6 @@ class _Resolver:
                 self.faults.append(f"arms.{name!r}: a name has 1 to 100 characters.")
             arms.append(Arm(name, flatten(changes), False))
         return arms
-
-    def _label(self, changes: Mapping[str, Any]) -> str:
-        lasts = [path.rsplit(".", 1)[-1] for path in changes]
-        words = [
-            f"{last if lasts.count(last) == 1 else path}={_text(value)}"
-            for (path, value), last in zip(changes.items(), lasts, strict=True)
-        ]
-        return ", ".join(words)
 
     def _base(self) -> dict[str, Any] | None:
         """The tree of the base page with ``--set`` applied; None where it cannot be read."""
@@ -457,7 +469,7 @@ class _Resolver:
             raise
 
     def _trial(self, arm: str, seed: int, cfg: RunConfig) -> Trial:
-        seeded = cfg.with_overrides({"seed": seed})
+        seeded = cfg.model_copy(update={"seed": seed})  # both have been validated: once per arm, not per seed
         return Trial(arm, seed, seeded, seeded.trial_id())
 
     def _check_distinct(self, trials: list[Trial]) -> None:
@@ -478,6 +490,16 @@ class _Resolver:
                     f"share of one, for example resources: {{gpus: 1}}."
                 )
                 break
+
+
+def _label(changes: Mapping[str, Any]) -> str:
+    """'keep_ratio=0.5, lr=0.001'; a knob by its whole path where its last part is ambiguous."""
+    lasts = [path.rsplit(".", 1)[-1] for path in changes]
+    words = [
+        f"{last if lasts.count(last) == 1 else path}={_text(value)}"
+        for (path, value), last in zip(changes.items(), lasts, strict=True)
+    ]
+    return ", ".join(words)
 
 
 def _text(value: Any) -> str:

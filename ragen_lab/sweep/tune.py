@@ -34,8 +34,8 @@ for _key, _value in {
 import ray  # noqa: E402
 from ray import tune  # noqa: E402
 
-from ragen_lab.errors import HomeError  # noqa: E402
-from ragen_lab.sweep.local import Event, OnEvent, cores  # noqa: E402
+from ragen_lab.errors import ConfigError, HomeError  # noqa: E402
+from ragen_lab.sweep.local import Event, OnEvent, cores, visible_gpus  # noqa: E402
 from ragen_lab.sweep.worker import RETRIES, TrialRequest, TrialResult, record_failure, run_trial  # noqa: E402
 from ragen_lab.track import read_done, trial_folder  # noqa: E402
 
@@ -55,7 +55,7 @@ class OneTrial(tune.Trainable):  # type: ignore[misc]
 
     def step(self) -> dict[str, Any]:
         result = run_trial(self.request)
-        if result.status == "failed":
+        if result.status == "failed" and not result.permanent:
             raise TrialFailed(result.error)
         return {"done": True, "result": asdict(result)}
 
@@ -122,13 +122,16 @@ def run(
     """Run every request under Ray; trial id -> result. Trials cut off by ``stop`` have none.
 
     ``address``: a running cluster whose machines all see the home folder; None = this machine.
-    Raises KeyboardInterrupt where the user does; the workers are gone then.
+    Raises ConfigError where no machine has what a trial asks for, which Ray would wait for without a word, and
+    KeyboardInterrupt where the user does; the workers are gone then.
     """
     listener = _Listener(requests, on_event)
     finished = threading.Event()
     with _scratch() as scratch, _quiet():
         try:
             with _cluster(address, scratch):
+                if faults := lacking(ray.nodes(), cpus, gpus):
+                    raise ConfigError(f"Ray at {address}" if address else "this machine", faults)
                 threading.Thread(target=_interrupt_on, args=(stop, finished), daemon=True).start()
                 tuner = tune.Tuner(
                     tune.with_resources(
@@ -158,6 +161,18 @@ def run(
     return listener.results
 
 
+def lacking(nodes: Sequence[dict[str, Any]], cpus: float, gpus: float) -> list[str]:
+    """What no single machine of a cluster has of the resources that one trial asks for: a fault each."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in alive):
+        return []
+    told = "; ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive) or "none"
+    return [
+        f"resources: {cpus:g} CPUs and {gpus:g} GPUs per trial, but a trial runs on one machine and none has as much "
+        f"(machines: {told}). Ask for less with resources.cpus and resources.gpus, or add a machine."
+    ]
+
+
 def _name(trial: Any) -> str:
     return f"trial_{trial.config['index']:05d}"
 
@@ -178,6 +193,7 @@ def _cluster(address: str | None, scratch: Path) -> Iterator[None]:
             # Results travel as small dicts, so the smallest object store will do.
             ray.init(
                 num_cpus=cores(),
+                num_gpus=len(visible_gpus()),
                 include_dashboard=False,
                 object_store_memory=80 * 2**20,
                 _temp_dir=str(scratch / "ray"),

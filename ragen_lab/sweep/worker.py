@@ -75,18 +75,20 @@ class TrialResult:
     notes: tuple[str, ...] = ()
     pid: int = 0
     host: str = ""
+    permanent: bool = False  # the same input fails the same way: not to be tried again
 
 
 def run_trial(request: TrialRequest) -> TrialResult:
     """Bring one trial to where its config wants it. Never raises for what goes wrong inside the trial."""
     started = time.monotonic()
     folder = trial_folder(Path(request.home), request.trial_id)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         with _held(folder, request.patience):
             result = _run_locked(request, folder)
     except TrialLocked as error:
         result = TrialResult(request.trial_id, "pending", look(folder, request.cfg).iteration, error=str(error))
+    except OSError as error:  # outside the trial: its folder itself cannot be used
+        result = TrialResult(request.trial_id, "failed", -1, error=_sentence(error, folder))
     return replace(result, seconds=time.monotonic() - started, pid=os.getpid(), host=socket.gethostname())
 
 
@@ -97,6 +99,7 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
     (folder / DONE_FILE).unlink(missing_ok=True)
     notes: list[str] = []
     error: str | None = None
+    permanent = False
     with ExitStack() as stack:
         stack.enter_context(_as_it_was())
         if request.capture:
@@ -108,7 +111,7 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
             write_provenance(folder, len(tracker.rows))
             outcome = trainer(request.cfg, tracker, Path(request.home), _Stage(folder / STAGE_FILE))
         except Exception as problem:  # the border of the trial: whatever it was is reported, none is lost
-            error = _sentence(problem, folder)
+            error, permanent = _sentence(problem, folder), isinstance(problem, ConfigError)
             _write_traceback(folder / LOG_FILE)
         (folder / STAGE_FILE).unlink(missing_ok=True)
     view = look(folder, request.cfg)
@@ -119,7 +122,9 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
         )
     if error is not None:
         _write_failure(folder, view.iteration, error)
-        return TrialResult(request.trial_id, "failed", view.iteration, error=error, notes=tuple(notes))
+        return TrialResult(
+            request.trial_id, "failed", view.iteration, error=error, notes=tuple(notes), permanent=permanent
+        )
     write_done(folder, view.status, view.iteration, view.stop_reason)
     return _result(request, view, notes)
 
@@ -140,13 +145,13 @@ def record_failure(request: TrialRequest, error: str) -> TrialResult:
     folder = trial_folder(Path(request.home), request.trial_id)
     view = look(folder, request.cfg)
     if not view.done:
-        folder.mkdir(parents=True, exist_ok=True)
         _write_failure(folder, view.iteration, error)
     return TrialResult(request.trial_id, "failed", view.iteration, error=error)
 
 
 def _write_failure(folder: Path, iteration: int, error: str) -> None:
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         write_done(folder, "failed", iteration, error=error)
     except OSError as problem:  # a full disk must not hide the first error, which the result carries
         print(f"could not write {folder / DONE_FILE}: {problem}", file=sys.stderr)

@@ -13,7 +13,7 @@ from ragen_lab.algo.advantages import ALGORITHMS, as_episodes
 from ragen_lab.algo.base import Episodes
 from ragen_lab.algo.gae import bi_level_gae, gae, terminal_reward, token_rewards, whiten
 from ragen_lab.algo.grpo import broadcast, group_advantages
-from ragen_lab.config import AlgoSection
+from ragen_lab.sections import AlgoSection
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory, TrajectoryGroup, Turn
 
 floats = st.floats(-5, 5, allow_nan=False)

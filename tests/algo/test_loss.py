@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen_lab.algo.loss import aggregate, importance_weight, kl_estimate, policy_loss, value_loss
-from ragen_lab.config import AlgoSection
+from ragen_lab.sections import AlgoSection
 
 ALGO = AlgoSection(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
 ROW = torch.tensor([0])

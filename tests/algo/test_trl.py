@@ -19,7 +19,7 @@ import torch
 
 from ragen_lab.algo.grpo import group_advantages, leave_one_out
 from ragen_lab.algo.loss import aggregate, importance_weight, kl_estimate, policy_loss
-from ragen_lab.config import AlgoSection
+from ragen_lab.sections import AlgoSection
 
 trl = pytest.importorskip("trl")
 

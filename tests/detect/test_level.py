@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from ragen_lab.config import DetectSection, LevelSection
 from ragen_lab.detect.level import LevelDetector, collapse, collapse_of_rows
+from ragen_lab.sections import DetectSection, LevelSection
 
 RAW = LevelSection(ema=1.0)  # no smoothing: the sums can be done in the head
 EVERY_10 = [0, 10, 20, 30, 40, 50, 60, 70]

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from ragen_lab.config import DetectSection
 from ragen_lab.detect import DETECTORS, Panel, replay
 from ragen_lab.metrics import METRICS
+from ragen_lab.sections import DetectSection
 
 HORIZON = 80
 

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from ragen_lab.config import DetectSection
 from ragen_lab.detect.entropy import EntropyDetector
 from ragen_lab.detect.grad_norm import GradNormDetector
 from ragen_lab.detect.non_finite import NonFiniteDetector
 from ragen_lab.detect.reward_std import RewardStdDetector
+from ragen_lab.sections import DetectSection
 
 STD, GRAD, ENTROPY = "rollout/reward_std_in_group", "train/grad_norm", "rollout/entropy"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ragen_lab.config import BanditRevSection, BanditSection
 from ragen_lab.env.bandit import EVAL_PAIRS, TRAIN_PAIRS, Bandit
 from ragen_lab.env.base import EVAL_SEED_BASE, eval_seeds
 from ragen_lab.errors import EnvError
+from ragen_lab.sections import BanditRevSection, BanditSection
 
 BOLD = {bold for _, bold in TRAIN_PAIRS + EVAL_PAIRS}
 

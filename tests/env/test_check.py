@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from ragen_lab.config import (
+from ragen_lab.config import RunConfig
+from ragen_lab.env.base import ENVS, EVAL_SEED_BASE, Demonstration, Env, StepResult, is_eval_seed, make_env
+from ragen_lab.env.check import check_env, preflight, preflight_sentence, preflights
+from ragen_lab.env.frozen_lake import FrozenLake
+from ragen_lab.errors import EnvError
+from ragen_lab.sections import (
     BanditRevSection,
     BanditSection,
     CountdownSection,
     EvalSection,
     FrozenLakeSection,
     RolloutSection,
-    RunConfig,
     SokobanSection,
 )
-from ragen_lab.env.base import ENVS, EVAL_SEED_BASE, Demonstration, Env, StepResult, is_eval_seed, make_env
-from ragen_lab.env.check import check_env, preflight, preflight_sentence, preflights
-from ragen_lab.env.frozen_lake import FrozenLake
-from ragen_lab.errors import EnvError
 
 SECTIONS: list[Any] = [
     BanditSection(),

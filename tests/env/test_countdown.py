@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen_lab.config import CountdownSection, RunConfig
+from ragen_lab.config import RunConfig
 from ragen_lab.env.arithmetic import LONGEST, read_equation
 from ragen_lab.env.base import OpenActions, eval_seeds, general_seeds, make_env, read_action
 from ragen_lab.env.countdown import Countdown, random_equation, solve
 from ragen_lab.env.reference import reference_lines
 from ragen_lab.errors import EnvError
 from ragen_lab.prompt import parse_reply
+from ragen_lab.sections import CountdownSection
 
 
 @pytest.mark.parametrize(

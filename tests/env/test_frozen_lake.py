@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from ragen_lab.config import FrozenLakeSection, RunConfig
+from ragen_lab.config import RunConfig
 from ragen_lab.env.base import EVAL_SEED_BASE, eval_seeds
 from ragen_lab.env.frozen_lake import ACTIONS, DATA, FrozenLake, Lake, generate
 from ragen_lab.env.levels import on_evaluation_side, published
 from ragen_lab.errors import ConfigError, EnvError
+from ragen_lab.sections import FrozenLakeSection
 
 STILL = FrozenLakeSection(slip=0.0)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ragen_lab.config import FrozenLakeSection, SokobanSection
 from ragen_lab.env.base import make_env
 from ragen_lab.env.frozen_lake import FrozenLake, Lake
 from ragen_lab.env.grounding import Grounded, Scene, Statement, judge, statements
 from ragen_lab.env.sokoban import Room, Sokoban
 from ragen_lab.phrases import EXPERT, NOVICE
+from ragen_lab.sections import FrozenLakeSection, SokobanSection
 
 # P _ O _      player row 1 column 1, goal row 3 column 4,
 # _ _ _ _      holes row 1 column 3 and row 4 column 1

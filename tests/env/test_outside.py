@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ragen_lab.config import ENV_SECTIONS, OutsideSection, RunConfig
+from ragen_lab.config import RunConfig
 from ragen_lab.env.base import Env, has_expert, make_env
 from ragen_lab.env.check import check_env, preflight
 from ragen_lab.env.gym import TextGym
 from ragen_lab.env.reference import reference_lines
 from ragen_lab.errors import ConfigError, EnvError
+from ragen_lab.sections import ENV_SECTIONS, OutsideSection
 from tests.env.outside import Corridor, Discrete, Numbers, Vault
 
 CORRIDOR = "tests.env.outside:Corridor"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragen_lab.config import BanditRevSection, BanditSection, FrozenLakeSection, SokobanSection
 from ragen_lab.env import frozen_lake, reference, sokoban
 from ragen_lab.env.base import GENERAL_SEED_BASE, eval_seeds, make_env
 from ragen_lab.env.levels import published
@@ -24,6 +23,7 @@ from ragen_lab.env.reference import (
     string_success,
     success_within,
 )
+from ragen_lab.sections import BanditRevSection, BanditSection, FrozenLakeSection, SokobanSection
 
 LAKE_FIGURES = [
     (float(name.rsplit("_", 1)[1]), entry)

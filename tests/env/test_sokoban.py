@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from ragen_lab.config import SokobanSection
 from ragen_lab.env.base import EVAL_SEED_BASE, eval_seeds
 from ragen_lab.env.levels import published
 from ragen_lab.env.reference import room_model, success_within
 from ragen_lab.env.sokoban import ACTIONS, DATA, VOCABS, Room, Sokoban
 from ragen_lab.errors import ConfigError, EnvError
+from ragen_lab.sections import SokobanSection
 
 SETTINGS = {
     "simple_6x6_1box": SokobanSection(),

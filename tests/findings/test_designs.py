@@ -116,9 +116,13 @@ def test_a_stop_is_read_both_ways(make) -> None:
     assert (held.ambiguous, held.event, held.time) == (True, False, 30)
     assert held.final == pytest.approx(0.4 + 0.2 * 25 / 60)
     assert held.area == pytest.approx((30 * 0.45 + 30 * 0.5) / 60)  # the last evaluation, 0.5, carried on
+    random_line = run.last("eval/random")
     fell = held.read("collapsed")
-    assert (fell.event, fell.time, fell.final) == (True, 30, 0.0)
-    assert fell.area == pytest.approx(30 * 0.45 / 60)
+    assert random_line is not None
+    assert (fell.event, fell.time, fell.final) == (True, 30, random_line)  # a collapsed policy is no better
+    assert fell.area == pytest.approx((30 * 0.45 + 30 * random_line) / 60)
+    blind = replace(run, rows=tuple({k: v for k, v in row.items() if k != "eval/random"} for row in run.rows))
+    assert outcomes.outcome(blind, 60).read("collapsed").final == 0.0  # no line is known
 
 
 def test_what_is_free_is_what_the_page_of_knobs_says() -> None:
