@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETS ?=
 
-.PHONY: quickstart test test-slow lint install install-dev warm-start clean
+.PHONY: quickstart test test-slow crosscheck lint install install-dev warm-start clean
 
 quickstart: install
 	$(BIN)/ragen-lab sweep sweeps/quickstart.yaml $(SETS)
@@ -16,6 +16,12 @@ test: install-dev
 
 test-slow: install-dev
 	$(BIN)/python -m pytest -m slow
+
+# Losses and advantages against TRL, in a folder of its own: TRL's needs must not decide ours.
+crosscheck: install-dev
+	@test -d $(VENV)/crosscheck || $(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/crosscheck \
+		trl==1.16.0 accelerate==1.15.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 xxhash==4.1.0
+	PYTHONPATH=$(VENV)/crosscheck $(BIN)/python -m pytest tests/algo/test_trl.py
 
 lint: install-dev
 	$(BIN)/ruff check . && $(BIN)/mypy

@@ -78,7 +78,7 @@ def metric_from_mlflow(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) == _BIGGEST else value
 
 
-_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "uc")
 
 
 def uri_fault(uri: str) -> str | None:

@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -167,12 +167,10 @@ def reading_ledger(home: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    ledger = _connected(f"{file.absolute().as_uri()}?mode=ro")
-    try:
+    with suppress(sqlite3.OperationalError):  # no index of the write-ahead log can be made in a read-only folder
+        ledger = _connected(f"{file.absolute().as_uri()}?mode=ro")
         ledger.execute("SELECT count(*) FROM sqlite_master").fetchone()
         return ledger
-    except sqlite3.OperationalError:  # no index of the write-ahead log can be made in a read-only folder
-        ledger.close()
     log = file.with_name(file.name + "-wal")
     if not log.is_file() or not log.stat().st_size:
         return _connected(f"{file.absolute().as_uri()}?immutable=1")

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "ragen_lab"
 FLOORS: list[set[str]] = [
     {"errors", "trajectory", "metrics", "phrases", "diversity", "seeds"},
     {"page", "sections"},
-    {"config"},
+    {"config", "inert"},
     {"env", "prompt", "reward", "filter", "algo", "detect", "policy", "track", "mirror", "runs"},
     {"rollout", "warm_start", "findings"},
     {"evaluate"},
@@ -25,6 +25,7 @@ FLOORS: list[set[str]] = [
 ]
 # Rooms of one floor that build on each other: (importer, imported).
 NEIGHBOURS = {
+    ("inert", "config"),
     ("filter", "reward"),
     ("algo", "reward"),
     ("reward", "env"),

@@ -56,7 +56,7 @@ def test_a_collapse_is_only_told_under_continue(shared_home, tmp_path, monkeypat
 
 
 def test_rows_and_checkpoints_come_when_they_are_due(shared_home, tmp_path):
-    """Row 0 and every ``eval.every``-th are evaluated; the last iteration is kept whatever ``checkpoint_every`` says."""
+    """Row 0 and every ``eval.every``-th are evaluated; the last iteration is always kept."""
     cfg = config(algo__name="grpo", train__iterations=4, train__checkpoint_every=3, train__keep_checkpoints=9)
     tracker = FolderTracker(tmp_path, cfg)
     assert train(cfg, tracker, shared_home).status == "finished"

@@ -17,13 +17,13 @@ from ragen_lab.config import (
     build,
     eval_sets,
     flatten,
-    inert_knobs,
     knobs,
     load,
     steps_per_iteration,
     steps_vary,
 )
 from ragen_lab.errors import ConfigError
+from ragen_lab.inert import inert_knobs
 from ragen_lab.sections import ENV_SECTIONS, SCHEMA_VERSION, FrozenLakeSection
 
 TINY = {"policy.model": "tiny", "prompt.style": "compact"}
@@ -391,3 +391,135 @@ def test_the_published_settings_are_those_that_the_package_holds():
     for uri in ("http://h:1", "sqlite:////tmp/x.db", "postgresql+psycopg2://h/d", "databricks"):
         if uri != "databricks":
             RunConfig().with_overrides({"track.mlflow_uri": uri})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        ({**TINY, "policy.tiny.hidden": 60}, "hidden 60 / heads 4 must be an even whole number"),  # 15: odd
+        ({**TINY, "policy.warm_start.think_share": 0.0}, "never shows the model a reply with a think block"),
+        ({"rollout.max_new_tokens": 3600}, "leaves no room for a prompt"),  # as many as the whole context
+        ({"seed": 2**31}, "less than 2147483648"),
+        ({"seed": -1}, "greater than or equal to 0"),
+        ({"algo.dual_clip": 1.0}, "greater than 1"),
+        ({"train.iterations": 100, "eval.every": 300}, "use 300"),  # never 0
+        ({"train.iterations": 15}, "use 20"),  # half way rounds to even: 1.5 -> 2
+        ({"eval.mutual_information_every": 4}, "use 10"),
+        ({"optim.updates_per_rollout": 33}, "at most 32"),  # 2 of 8 groups x 16
+        ({"optim.updates_per_rollout": 65, "optim.epochs": 1, "filter.keep_ratio": 0.5}, "at most 64"),
+        ({"optim.updates_per_rollout": 66, "optim.epochs": 2}, "at most 64"),  # 32 rows, twice
+        ({"detect.level.recovered": 0.49}, "below detect.level.fall"),
+        ({"env.min_moves": 5, "env.max_moves": 4}, "env.min_moves: 5 is above env.max_moves 4"),
+        ({"rollout.responses": 1, "algo.name": "grpo", "filter.keep_ratio": 1.0}, "has no group baseline"),
+        ({"rollout.responses": 1, "filter.keep_ratio": 1.0, "filter.resample": 1}, "no in-group spread"),
+        ({"filter.kind": "smallest", "filter.resample": 1}, "the control that does not"),
+    ],
+)
+def test_one_step_beyond_a_bound_is_refused(overrides, part):
+    """Pitfalls 11, 18: the smallest value that is wrong, and what to use instead."""
+    assert any(part in fault for fault in faults(overrides)), faults(overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {**TINY, "policy.tiny.hidden": 56},  # 14 per head
+        {**TINY, "policy.warm_start.think_share": 0.01},
+        {**TINY, "policy.warm_start.think_share": 0.0, "policy.warm_start.episodes": 0},
+        {**TINY, "policy.warm_start.think_share": 0.0, "prompt.think": False},
+        {"policy.warm_start.think_share": 0.0},  # not the tiny model
+        {"rollout.max_new_tokens": 3599},
+        {"seed": 2**31 - 1},
+        {"algo.dual_clip": 1.001},
+        {"train.iterations": 300, "eval.every": 300},
+        {"optim.updates_per_rollout": 32},  # one trajectory per step
+        {"optim.updates_per_rollout": 64, "optim.epochs": 2},
+        {"detect.level.recovered": 0.5},  # as high as detect.level.fall
+        {"env.min_moves": 4, "env.max_moves": 4},
+        {"eval.probes": ["shuffled_think"], "eval.prompts": 2},
+        {"eval.probes": ["no_think"], "eval.prompts": 1},
+        {"rollout.responses": 1, "filter.kind": "random"},
+        {"rollout.responses": 1, "algo.name": "reinforce_pp", "filter.keep_ratio": 1.0},
+        {"rollout.responses": 2, "algo.name": "grpo"},
+        {"filter.kind": "min_p", "filter.min_p": 0.0, "rollout.responses": 1},
+        {"reward.reasoning": "grounded", "env.name": "sokoban"},
+    ],
+)
+def test_the_last_value_within_a_bound_is_accepted(overrides):
+    cfg = RunConfig().with_overrides(overrides)
+    assert {path: cfg.flat()[path] for path in overrides} == overrides
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        ({"policy.tiny.hidden": 128}, "policy.tiny.hidden"),
+        ({"policy.warm_start.episodes": 5}, "policy.warm_start.episodes"),
+        ({"filter.keep_ratio": 1.0, "filter.score": "env_return"}, "filter.score"),
+        ({"filter.kind": "random", "filter.score": "env_return"}, "filter.score"),
+        ({"filter.top_p": 0.5}, "filter.top_p"),
+        ({"filter.min_p": 0.5}, "filter.min_p"),
+        ({"filter.kind": "top_k", "filter.min_p": 0.5}, "filter.min_p"),
+        ({"filter.kind": "min_p", "filter.min_p": 0.0}, "filter.kind"),
+        ({"algo.kl.estimator": "k3"}, "algo.kl.estimator"),
+        ({"algo.std_normalize": False}, "algo.std_normalize"),
+        ({"algo.clip_low": 0.1}, "algo.clip_low"),
+        ({"algo.dual_clip": 4.0}, "algo.dual_clip"),
+        ({"algo.ratio": "sequence"}, "algo.ratio"),
+        ({"algo.loss": "cispo"}, "algo.loss"),
+        ({"optim.updates_per_rollout": 2, "optim.minibatch": 8}, "optim.minibatch"),
+        ({"algo.name": "dr_grpo", "algo.aggregation": "fixed_length"}, "algo.aggregation"),
+        ({"algo.name": "rloo", "algo.whiten": False}, "algo.whiten"),
+        ({"algo.name": "reinforce_pp", "algo.value_clip": 0.1}, "algo.value_clip"),
+        ({"reward.reasoning": "grounded", "reward.reasoning_weight": 0.0}, "reward.reasoning"),
+        *(
+            ({"algo.name": "grpo", "filter.keep_ratio": 1.0, path: value}, path)
+            for path, value in {
+                "algo.gamma": 0.9,
+                "algo.lam": 0.9,
+                "algo.whiten": False,
+                "algo.value_clip": 0.1,
+                "optim.critic_lr": 1e-3,
+            }.items()
+        ),
+    ],
+)
+def test_each_inert_knob_is_named(overrides, path):
+    """Pitfall 18, one row per rule."""
+    assert path in [note.split(" = ")[0] for note in inert_knobs(RunConfig().with_overrides(overrides))]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {**TINY, "policy.tiny.hidden": 128, "policy.warm_start.lr": 0.1},
+        {"filter.score": "env_return"},
+        {"filter.kind": "smallest", "filter.score": "env_return"},
+        {"filter.kind": "random", "filter.keep_ratio": 0.5},
+        {"filter.kind": "smallest", "filter.keep_ratio": 0.5},
+        {"filter.kind": "top_p", "filter.top_p": 0.5},
+        {"filter.kind": "top_k", "filter.top_k": 7},  # of 8
+        {"filter.kind": "min_p", "filter.min_p": 0.01},
+        {"filter.kind": "min_p", "filter.score": "env_return"},
+        {"algo.kl.place": "loss", "algo.kl.coef": 0.1, "algo.kl.estimator": "k3"},
+        {"algo.kl.place": "reward", "algo.kl.coef": 0.1, "algo.kl.estimator": "k3"},
+        {"algo.name": "grpo", "algo.std_normalize": False},
+        {"algo.gamma": 0.9, "algo.lam": 0.9, "algo.whiten": False, "algo.value_clip": 0.1, "optim.critic_lr": 1e-3},
+        {"algo.name": "bi_level_gae", "algo.gamma_turn": 0.9, "algo.lam": 0.9, "algo.value_clip": 0.1},
+        {"algo.name": "reinforce_pp", "algo.gamma": 0.9, "algo.whiten": False},
+        {"algo.name": "reinforce_pp_baseline", "algo.whiten": False},
+        {"optim.updates_per_rollout": 2, "algo.clip_low": 0.1, "algo.dual_clip": 4.0, "algo.ratio": "sequence"},
+        {"optim.epochs": 2, "algo.loss": "cispo", "algo.clip_high": 0.1},
+        {"optim.minibatch": 16, "algo.clip_low": 0.1},  # two updates of 16
+        {"algo.aggregation": "sequence_mean"},
+        {"algo.name": "dr_grpo", "algo.aggregation": "token_mean"},
+        {"algo.entropy_schedule": "linear"},
+        {"rollout.max_turns": 2, "algo.credit": "turn"},
+        {"reward.reasoning": "grounded", "reward.reasoning_weight": 0.5},
+        {"reward.length_penalty": 0.1, "reward.length_free": 5},
+        {"eval.mutual_information_every": 10, "eval.mutual_information_prompts": 5},
+    ],
+)
+def test_a_knob_that_has_an_effect_is_not_called_inert(overrides):
+    """Pitfall 18, the other way round: each rule's condition, not met."""
+    assert inert_knobs(RunConfig().with_overrides(overrides)) == []

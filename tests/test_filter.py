@@ -226,3 +226,34 @@ def test_the_turns_of_a_trajectory_sum_to_its_reward():
     turns = tuple(replace(turn, reasoning=0.3, length_cost=-0.05) for turn in (*whole.turns, *whole.turns))
     longer = replace(whole, turns=turns)
     assert sum(map(turn_reward, turns)) == pytest.approx(trajectory_reward(longer)) == pytest.approx(2.3)
+
+
+def test_ties_go_to_the_lower_index_in_a_long_list_too():
+    """Pitfall 12: 100 of 200 groups have the same spread; numpy's default sort is not stable above 16 elements."""
+    rows = [[0, 1] if i % 2 else [0, 0] for i in range(200)]
+    assert kept(rows, 0.25).indices == tuple(range(1, 100, 2))
+    assert kept(rows, 0.25, kind="smallest").indices == tuple(range(0, 100, 2))
+    assert chosen("top_k", rows, top_k=40).indices == tuple(range(1, 80, 2))
+    # spreads sum to 100 x 0.5; half of them is 50 groups
+    assert chosen("top_p", rows, top_p=0.5).indices == tuple(range(1, 100, 2))
+
+
+def test_filling_up_keeps_the_order_of_sampling_in_a_long_list_too():
+    first = groups([[i, i] for i in range(100)])
+    more = groups([[1000 + i, 1001 + i] for i in range(100)])
+    found, _ = fill_up(first[:50] + more[:50], FilterSection(kind="zero_only", resample=1), lambda n: more[50:75])
+    assert reward_matrix(found)[:, 0].tolist() == [*range(1000, 1075), *range(25)]
+
+
+def test_equal_but_not_zero_spreads_count_as_all_equal():
+    """Pitfall 12: no choice is possible where all spreads are the same, 0 or not; by one group it is."""
+    assert kept([[0, 1], [1, 0], [2, 3]], 0.5).metrics["filter/all_equal"] == 1.0
+    assert kept([[0, 1], [1, 0], [2, 4]], 0.5).metrics["filter/all_equal"] == 0.0
+
+
+def test_the_floor_of_a_spread_grows_with_the_size_of_the_rewards():
+    """Pitfall 11: 1e-6 x max(1, |r|): absolute below 1, relative above, for either sign."""
+    # [0, 1.9e-6]: std 0.95e-6 < 1e-6;  [0, 2.1e-6]: 1.05e-6;  |r| = 1e6: floor 1;  [-1e6, -1e6 + 1]: std 0.5 < 1
+    rows = [[0, 1.9e-6], [0, 2.1e-6], [-1e6, -1e6 + 1], [-1e6, -1e6 + 4], [0, -2.1e-6]]
+    assert spread(np.array(rows)).tolist() == pytest.approx([0, 1.05e-6, 0, 2, 1.05e-6])
+    assert spread(np.array([[1.0, 2.0, 3.0, 6.0]])).tolist() == pytest.approx([np.sqrt(3.5)])  # (4 + 1 + 0 + 9) / 4

@@ -166,7 +166,9 @@ def test_the_evaluation_samples_at_its_own_temperature_and_seeds(shared_home, mo
 def test_a_stored_trajectory_says_what_was_earned_and_why_it_ended():
     told = as_text(B)
     assert (told["reward"], told["stop"], told["error"]) == (-0.5, "turns", None)
-    assert told["turns"][0] | {"observation": "o", "actions": [], "penalty": -0.5, "format_ok": False} == told["turns"][0]
+    assert (
+        told["turns"][0] | {"observation": "o", "actions": [], "penalty": -0.5, "format_ok": False} == told["turns"][0]
+    )
     assert as_text(D)["error"] == "ValueError: x"
 
 
@@ -207,7 +209,9 @@ def test_totals_of_one_step_worked_by_hand():
     assert totals.drift_max == pytest.approx(math.log(2))
 
 
-@pytest.mark.parametrize(("ratios", "share"), [([0.79], 1.0), ([0.81], 0.0), ([1.27], 0.0), ([1.29], 1.0), ([1, 0.5], 0.5)])
+@pytest.mark.parametrize(
+    ("ratios", "share"), [([0.79], 1.0), ([0.81], 0.0), ([1.27], 0.0), ([1.29], 1.0), ([1, 0.5], 0.5)]
+)
 def test_each_side_of_the_clip_range_counts(ratios, share):
     totals = Totals()
     added(totals, ratios)

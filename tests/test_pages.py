@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ragen_lab.config import inert_knobs, load
+from ragen_lab.config import load
+from ragen_lab.inert import inert_knobs
 from ragen_lab.sweep.spec import load_sweep
 from ragen_lab.track import MemoryTracker
 from ragen_lab.train import train

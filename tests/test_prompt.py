@@ -160,3 +160,97 @@ def test_the_tiny_tokenizer_keeps_lines_and_tags_apart():
     ]
     assert tokenizer.convert_ids_to_tokens(tokenizer("never", add_special_tokens=False)["input_ids"]) == ["<unk>"]
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_the_messages_of_a_reader_of_english():
+    """Word for word: what is seen, what is left, and the shape of a reply with and without a think block."""
+    rollout = RolloutSection(actions_per_turn=3, max_actions=7, max_turns=4)
+    writer = ChatWriter(ChatML(), PromptSection(), rollout)
+    assert writer.user("P _", 7) == "State:\nP _\nActions left: 7"
+    assert writer.system("Rules.") == (
+        "You are playing a game. Rules.\n"
+        "Reply with exactly <think>your reasoning</think><answer>action || action</answer> and nothing else. "
+        "Give at most 3 actions per reply, separated by ||. You have 4 replies and 7 actions in all."
+    )
+    silent = ChatWriter(ChatML(), PromptSection(think=False), rollout)
+    assert "Reply with exactly <answer>action || action</answer> and nothing else." in silent.system("Rules.")
+
+
+def test_the_messages_of_the_tiny_model():
+    """No system message and no numbers: the word for the kind of reply, then the observation."""
+    for think, word in ((True, "think"), (False, "answer")):
+        writer = ChatWriter(ChatML(), PromptSection(style="compact", think=think), RolloutSection())
+        assert writer.user("P _", 7) == f"{word}\nP _"
+        text = writer.decode([writer.first("Rules.", "P _", 7)])[0]
+        assert text == f"<|im_start|>user\n{word}\nP _<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_first_message_of_a_reader_of_english_is_the_system_s():
+    writer = ChatWriter(ChatML(), PromptSection(), RolloutSection())
+    text = writer.decode([writer.first("Rules.", "P _", 7)])[0]
+    assert text.startswith("<|im_start|>system\nYou are playing a game. Rules.\n")
+    assert text.endswith("<|im_start|>user\nState:\nP _\nActions left: 7<|im_end|>\n<|im_start|>assistant\n")
+    assert "Actions left: 6" in writer.decode([writer.following("_ P", 6, ended=True)])[0]
+
+
+class LosesUsers(ChatML):
+    """A template that shows nothing of a user's message behind a reply."""
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        shown = [{**m, "content": "..."} if i and m["role"] == "user" else m for i, m in enumerate(messages)]
+        return super().apply_chat_template(shown, tokenize, add_generation_prompt)
+
+
+def test_a_template_that_loses_the_observation_is_refused():
+    """Pitfall 1: a chat that cannot be continued with what the model should see is no chat."""
+    with pytest.raises(ValueError, match="chat template"):
+        ChatWriter(LosesUsers(), PromptSection(), RolloutSection())
+
+
+class SeveralEnds(ChatML):
+    """The tokenizer's own end is another id than the template's end-of-turn markers; one of them is unknown."""
+
+    eos_token, eos_token_id, unk_token_id = "<|endoftext|>", 999, 5
+
+    def convert_tokens_to_ids(self, token):
+        return {"<|im_end|>": 1000, "<|eot_id|>": 5, "<end_of_turn>": 0}.get(token)
+
+
+def test_every_id_that_closes_a_reply_is_known():
+    """Pitfall 3: the tokenizer's own, and the template's markers that it has (0 is an id; unknown is none)."""
+    writer = ChatWriter(SeveralEnds(), PromptSection(), RolloutSection())
+    assert writer.eos_ids == {999, 1000, 0}
+    assert writer.decode([[97, 1000], [97, 98], [], [1000]]) == ["a", "ab", "", ""]
+
+
+def test_contexts_are_remembered_but_not_shared():
+    """A context that a caller changes is not the one that the next caller gets; many of them are no matter."""
+    writer = ChatWriter(ChatML(), PromptSection(), RolloutSection())
+    first = writer.following("x", 9, ended=True)
+    whole = list(first)
+    first.append(7)
+    assert writer.following("x", 9, ended=True) == whole
+    for i in range(5000):
+        writer.following(str(i), 9, ended=True)
+    assert len(writer._cache) <= 4097
+    assert writer.following("x", 9, ended=True) == whole
+
+
+@pytest.mark.xfail(strict=True, reason="the tiny template writes a space before its end: the end is added once more")
+def test_growing_a_chat_of_the_tiny_model_equals_rendering_it_whole():
+    """Pitfall 1: one end-of-turn token closes a reply, whoever wrote it."""
+    tokenizer = build_tokenizer(["P", "_", "Up", "think", "a"])
+    writer = ChatWriter(tokenizer, PromptSection(style="compact"), RolloutSection())
+    text = "<think> a </think> <answer> Up </answer>"
+    said = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    ids = writer.first("", "P _", 10) + said + writer.following("_ P", 9, ended=True)
+    whole = tokenizer.apply_chat_template(
+        [
+            {"role": "user", "content": writer.user("P _", 10)},
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": writer.user("_ P", 9)},
+        ],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert ids == tokenizer(whole, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""An iteration around its update: what the filter lets through, what is measured before it, and what draws from what."""
+"""An iteration around its update: what the filter lets through, what is measured before it, what draws from what."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_shared_dynamics_gives_a_group_one_chance(shared_home, monkeypatch):
 
 
 def test_every_draw_has_its_purpose_and_index(shared_home, monkeypatch):
-    """Pitfalls 19, 20: all randomness of an iteration is a function of (seed, purpose, iteration, ...), nothing else."""
+    """Pitfalls 19, 20: all randomness of an iteration is a function of (seed, purpose, iteration, ...)."""
     learner = fresh_learner(shared_home, algo__name="grpo", seed=7, rollout__prompts=2, rollout__responses=2)
     asked = set()
     monkeypatch.setattr(trainer, "derive", lambda *a: asked.add(a) or derive(*a))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
 from ragen_lab.mirror import default_uri
-from ragen_lab.runs import Run, from_home, from_mlflow, look, read_trajectories, view_of
+from ragen_lab.runs import Run, durable, from_home, from_mlflow, look, read_trajectories, sweep_record, view_of
 from ragen_lab.track import Row
 from tests.sweep.conftest import drive, importable, sweep_of, write  # noqa: F401 - fixtures
 
@@ -112,3 +113,46 @@ def test_unknown_names(sweep_of: Callable[..., Any], drive: Callable[..., Any], 
     with pytest.raises(ConfigError, match="There are: tested"):
         from_home(tmp_path / "home", "x")
     assert read_trajectories(tmp_path / "home", sweep.trials[0].trial_id) == []
+
+
+def test_only_rows_up_to_the_newest_checkpoint_are_durable(tmp_path: Path) -> None:
+    """Later rows will be computed again: their times will differ."""
+    view = seen([0.5] * 8)
+    assert durable(view, tmp_path).rows == ()
+    for iteration in (2, 5):
+        (tmp_path / "checkpoints" / f"{iteration:08d}").mkdir(parents=True)
+    assert durable(view, tmp_path).rows == view.rows[:6]
+    whole = seen([0.5] * 21)
+    assert durable(whole, tmp_path) is whole
+
+
+def test_a_home_that_may_not_be_written_can_be_read(
+    sweep_of: Callable[..., Any],  # noqa: F811
+    drive: Callable[..., Any],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SQLite needs an index beside a write-ahead log, and cannot make one there. Root may write everywhere, so the
+    refusal is SQLite's own words from such a folder."""
+    home = tmp_path / "home"
+    drive(sweep_of(), home)
+    real = sqlite3.connect
+    writer = real(home / "ledger.sqlite")  # a writer that is still there keeps its last entries in the log
+    writer.execute("PRAGMA wal_autocheckpoint=0")
+    writer.execute("UPDATE sweeps SET command = 'newest'")
+    writer.commit()
+    refused = []
+
+    def connect(path: Any, **options: Any) -> Any:
+        if str(path).endswith("?mode=ro"):
+            refused.append(path)
+            raise sqlite3.OperationalError("unable to open database file")
+        return real(path, **options)
+
+    monkeypatch.setattr("ragen_lab.runs.sqlite3.connect", connect)
+    assert len(from_home(home, "tested")) == 4
+    assert sweep_record(home, "tested")["command"] == "newest"
+    writer.close()
+    assert not (home / "ledger.sqlite-wal").exists()
+    assert sweep_record(home, "tested")["command"] == "newest"  # immutable
+    assert len(refused) == 4

@@ -420,7 +420,7 @@ def test_part_of_a_sweep_touches_no_other_run(server: Path) -> None:
 )
 def test_an_address_that_can_never_be_one(uri: str, word: str) -> None:
     assert word in (uri_fault(uri) or "")
-    with pytest.raises(ConfigError, match="track.mlflow_uri"):
+    with pytest.raises(ConfigError, match=r"track\.mlflow_uri"):
         open_mlflow(uri)
 
 

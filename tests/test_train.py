@@ -64,7 +64,7 @@ def test_equal_configs_give_bit_equal_metrics(algo, shared_home):
     "changes",
     [
         {"algo__name": "grpo"},
-        {"algo__name": "ppo", "filter__keep_ratio": 0.5},
+        {"algo__name": "ppo", "filter__keep_ratio": 0.5, "optim__schedule": "linear"},
         {"algo__name": "grpo", "filter__kind": "random", "filter__keep_ratio": 0.5, "algo__kl__place": "loss"},
         {"algo__name": "bi_level_gae", "filter__kind": "top_p", "algo__entropy_schedule": "linear"},
         {
@@ -168,7 +168,7 @@ def test_micro_batches_do_not_change_the_update(changes, shared_home):
         # Adam divides by the gradient's size, so tiny float differences are amplified: compare loosely there
         torch.testing.assert_close(moved, results[0][0], atol=2e-4, rtol=0)
         for key in ("train/policy_loss", "train/grad_norm", "train/entropy", "train/kl_old"):
-            assert metrics[key] == pytest.approx(results[0][1][key], abs=1e-5), key
+            assert metrics[key] == pytest.approx(results[0][1][key], rel=1e-3, abs=1e-6), key
 
 
 def test_an_on_policy_step_has_ratio_one(shared_home):

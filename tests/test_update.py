@@ -209,7 +209,13 @@ def with_observations(trajectory, rng):
 
 @pytest.mark.parametrize(
     ("name", "credit"),
-    [("ppo", "trajectory"), ("ppo", "turn"), ("bi_level_gae", "trajectory"), ("reinforce_pp", "turn"), ("grpo", "turn")],
+    [
+        ("ppo", "trajectory"),
+        ("ppo", "turn"),
+        ("bi_level_gae", "trajectory"),
+        ("reinforce_pp", "turn"),
+        ("grpo", "turn"),
+    ],
 )
 def test_observations_change_no_advantage(shared_home, name, credit):
     """Pitfall 9: spans of context of any length anywhere, a trailing one too, leave advantages and returns alone."""
@@ -233,9 +239,7 @@ def test_observations_change_no_advantage(shared_home, name, credit):
 def test_the_critic_trains_on_its_own_weights(shared_home):
     """Policy and critic share no memory, and the critic learns the returns."""
     learner = fresh_learner(shared_home, algo__name="ppo", optim__critic_lr=1e-2)
-    policy, critic = (
-        {p.data_ptr() for p in module.parameters()} for module in (learner.policy.model, learner.critic)
-    )
+    policy, critic = ({p.data_ptr() for p in module.parameters()} for module in (learner.policy.model, learner.critic))
     assert not policy & critic
     groups, _ = sampled(learner)
     before = weights(learner.critic)

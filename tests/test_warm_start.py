@@ -13,7 +13,7 @@ import torch
 
 from ragen_lab import warm_start
 from ragen_lab.config import RunConfig, load
-from ragen_lab.env.base import eval_seeds
+from ragen_lab.env.base import eval_seeds, general_seeds, is_eval_seed, make_env
 from ragen_lab.findings.statistics import wilson
 from ragen_lab.phrases import NOVICE
 from ragen_lab.policy.model import load_policy
@@ -165,6 +165,17 @@ def test_experts_look_and_novices_do_not():
     chats, _ = warm_start.synthetic_play(cfg, 600)
     novice = [chat for chat in chats if any(sentence in chat.turns[0][2] for sentence in NOVICE)]
     assert 0.64 < len(novice) / len(chats) < 0.76
+    wins = {True: [], False: []}
+    for index, chat in enumerate(chats):  # every episode again, on its own level
+        env = make_env(cfg.env)
+        env.reset(warm_start._LEVEL_SEED + index)
+        words = [w for turn in chat.turns for w in turn[2].split("<answer>")[1].split("</answer>")[0].split("||")]
+        for word in words:
+            result = env.step(word.strip())
+            if result.done:
+                break
+        wins[chat in novice].append(result.success)
+    assert np.mean(wins[False]) > 0.85 > 0.35 > np.mean(wins[True])
     templates = Counter(turn[2].split("<answer>")[0] for chat in chats for turn in chat.turns)
     assert max(templates.values()) / templates.total() < 0.1, (
         "many phrasings, so that one template's share means something"
@@ -172,9 +183,7 @@ def test_experts_look_and_novices_do_not():
 
 
 def test_held_out_names_are_known_words_but_their_payoff_is_not():
-    """laptop.md, pitfall 5: evaluation names occur in play, by novices only."""
-    from ragen_lab.env.base import eval_seeds, make_env
-
+    """A model that never saw a name cannot reason about it: evaluation names occur in play, by novices only."""
     cfg = RunConfig().with_overrides(
         {**{k: v for k, v in LITTLE.items() if not k.startswith("env.")}, "env.name": "bandit"}
     )
@@ -216,3 +225,22 @@ def test_a_knob_at_its_default_is_not_part_of_the_key():
     key = warm_start.key(RunConfig().with_overrides({**SMALL, "env.slip": 1 / 3, "env.size": 5}))
     assert key["env"] == {"name": "frozen_lake", "size": 5}
     assert (key["tiny"], key["warm_start"]) == ({}, {})
+
+
+def test_the_levels_of_the_play_are_nobody_else_s(monkeypatch):
+    """Pitfall 19: warm-start levels are no training level (below 2^32), no evaluation level and of one episode each;
+    held-out names alone come from evaluation levels, and those are not played by experts."""
+    from ragen_lab.env.frozen_lake import FrozenLake
+    from ragen_lab.train import _LEVEL_SEEDS
+
+    seen = []
+    reset = FrozenLake.reset
+    monkeypatch.setattr(FrozenLake, "reset", lambda self, seed, *a: seen.append((seed, *a)) or reset(self, seed, *a))
+    warm_start.synthetic_play(RunConfig().with_overrides(SMALL), 50)
+    played, words = [call for call in seen if len(call) == 2], [call for call in seen if len(call) == 1]
+    assert [seed for seed, _ in played] == [2**33 + i for i in range(50)]
+    assert len({dynamics for _, dynamics in played}) == 50
+    assert len(words) == 256, "levels that are only read for their words"
+    last = 2**33 + RunConfig().policy.warm_start.episodes
+    assert _LEVEL_SEEDS <= 2**33 < last < min(*eval_seeds(1), *general_seeds(1))
+    assert not is_eval_seed(last)

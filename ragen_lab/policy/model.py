@@ -58,9 +58,7 @@ def load_policy(source: str | Path, section: PolicySection) -> Policy:
     device = choose_device(section.device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source))
-        model = AutoModelForCausalLM.from_pretrained(
-            str(source), dtype=torch.float32, attn_implementation="sdpa"
-        )
+        model = AutoModelForCausalLM.from_pretrained(str(source), dtype=torch.float32, attn_implementation="sdpa")
     except OSError as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(

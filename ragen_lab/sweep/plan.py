@@ -11,7 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ragen_lab.config import RunConfig, inert_knobs, steps_per_iteration
+from ragen_lab.config import RunConfig, steps_per_iteration
+from ragen_lab.inert import inert_knobs
 from ragen_lab.runs import View, look
 from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.track import trial_folder

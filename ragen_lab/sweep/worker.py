@@ -174,7 +174,7 @@ def _held(folder: Path, patience: float) -> Iterator[None]:
 def _mtime(file: Path) -> float | None:
     try:
         return file.stat().st_mtime
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

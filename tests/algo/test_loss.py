@@ -197,3 +197,19 @@ def test_any_split_of_a_step_has_the_same_loss(tokens, data):
 
         parts = [[i for i, o in enumerate(owner) if o == part] for part in range(3)]
         assert sum(share(part) for part in parts if part) == pytest.approx(share(list(range(len(tokens)))))
+
+
+def test_a_ratio_is_bounded_at_e20_both_ways():
+    """Pitfall 22: the log-ratio is cut at -20 and 20, where no clip range reaches, and left alone within."""
+    old, new = torch.tensor([0.0, -19.0, 0.0, -60.0, 0.0]), torch.tensor([-60.0, 0.0, 0.0, 0.0, -19.0])
+    _, ratio = policy_loss(new, old, torch.ones(5), AlgoSection(), torch.zeros(5, dtype=torch.long))
+    torch.testing.assert_close(ratio.log(), torch.tensor([-20.0, 19.0, 0.0, 20.0, -19.0]))
+
+
+def test_the_dual_clip_and_the_two_bounds_are_the_knobs():
+    # A = -1, r = 4: -A r = 4, at most -A dual_clip;  A = 1, r = 4: -(1 + clip_high);  A = -1, r = 1/4: 1 - clip_low
+    old = torch.zeros(3) - 5
+    new = old + torch.tensor([4.0, 4.0, 0.25]).log()
+    algo = AlgoSection(dual_clip=2.5, clip_low=0.4, clip_high=0.7)
+    loss, _ = policy_loss(new, old, torch.tensor([-1.0, 1.0, -1.0]), algo, torch.zeros(3, dtype=torch.long))
+    torch.testing.assert_close(loss, torch.tensor([2.5, -1.7, 0.6]))

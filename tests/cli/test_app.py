@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from ragen_lab.sweep import drive as driving
 from tests.sweep.conftest import FAKE, ROOT, calls
 
 Write = Callable[..., Path]
+application = importlib.import_module("ragen_lab.cli.app")  # the name `app` is the object there
 HEAVY = ("torch", "ray", "mlflow", "transformers")
 
 
@@ -241,3 +244,154 @@ def test_the_checkout_runs_uninstalled(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "cli.py"), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True)
     assert done.stdout.strip()
+
+
+# --- what is wrong with the machine, the home or the address ---
+
+
+def test_resources_that_are_not_there(write: Write, cli: Callable[..., Any]) -> None:
+    """Refused at once, with exit code 2, under Ray too; `check` and `--plan` say so beforehand."""
+    page, asked = str(write()), ("--set", "resources.cpus=4096", "--set", "track.mlflow=false")
+    for engine in ([], ["--local"], ["--workers", "0"]):
+        code, _, err = cli("sweep", page, *asked, *engine)
+        assert code == 2
+        assert "resources.cpus: 4096 per trial, but this machine has" in err
+    for args in (["check", page, *asked], ["sweep", page, "--plan", *asked]):
+        code, out, _ = cli(*args)
+        assert (code, "Note: resources.cpus: 4096" in out) == (0, True)
+
+
+def test_a_home_that_ails(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "ledger.sqlite").write_text("garbage " * 1000)
+    page = str(write())
+    for args in (["list", "sweeps"], ["show", "tested"], ["report", "tested"], ["sync", "tested"],
+                 ["sweep", page, "--workers", "0"]):  # fmt: skip
+        code, out, err = cli(*args)
+        assert (code, out, "Traceback" in err) == (2, "", False), args
+        assert "is damaged" in err
+        assert "move this file" in err
+    code, out, _ = cli("doctor")
+    assert code == 1
+    assert re.search(r"FAIL  home +.*is damaged.*move this file", out)
+    (home / "ledger.sqlite").unlink()
+    (home / "trials").rmdir()
+    (home / "trials").write_text("")
+    code, _, err = cli("sweep", page, "--workers", "0")
+    assert (code, "Traceback" in err) == (2, False)
+    assert str(home / "trials") in err
+    assert "--home" in err
+
+
+def test_addresses_of_mlflow_that_do_not_work(write: Write, cli: Callable[..., Any]) -> None:
+    """Every message names the next step."""
+    page = str(write())
+    cli("sweep", page, "--workers", "0", "--set", "track.mlflow_uri=http://127.0.0.1:9")
+    code, _, err = cli("sync", "tested")
+    assert code == 1
+    assert "Start the server or mend the database, then repeat this command" in err
+    for uri, expected, word in (
+        ("http://127.0.0.1:9", 1, "leave out --mlflow to read the home"),
+        ("sqlite:////nowhere/mlflow.db", 1, "leave out --mlflow to read the home"),
+        ("foo://bar", 2, "--mlflow: 1 fault"),
+        ("./mlruns", 2, "is a folder"),
+    ):
+        code, _, err = cli("report", "tested", "--mlflow", uri)
+        assert (code, "Traceback" in err) == (expected, False), uri
+        assert word in err
+
+
+def test_config_errors_of_trials_are_exit_code_2(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
+    from ragen_lab.sweep.spec import one_run
+
+    write()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / f"wrong-{one_run(tmp_path / 'base.yaml').trials[0].trial_id}").write_text("")
+    code, _, err = cli("run", "base.yaml", "--set", "track.mlflow=false")
+    assert code == 2
+    assert "policy.model: no such model; name another." in err
+    assert "Trying again from" not in err
+
+
+def test_runs_of_a_page_share_a_report(write: Write, cli: Callable[..., Any]) -> None:
+    write()
+    for seed in (0, 1):
+        code, out, err = cli("run", "base.yaml", "--set", f"seed={seed}", "--json", "--set", "track.mlflow=false")
+        assert code == 0
+        assert "left this sweep" not in err
+        assert [trial["seed"] for trial in json.loads(out.splitlines()[-1])["trials"]] == [seed]
+    assert "base  2 trials, from" in cli("list", "sweeps")[1]
+    assert "2 runs, 2 collapsed" in Path(cli("report", "base")[1].strip()).read_text()
+
+
+@pytest.mark.parametrize(
+    ("called", "program"),
+    [
+        ("ragen-lab", "ragen-lab"),
+        (".venv/bin/ragen-lab", ".venv/bin/ragen-lab"),
+        ("{cwd}/.venv/bin/ragen-lab", ".venv/bin/ragen-lab"),
+        ("/opt/my lab/ragen-lab", "'/opt/my lab/ragen-lab'"),
+        ("{cwd}/on path/ragen-lab", "ragen-lab"),
+        ("cli.py", f"{sys.executable} cli.py"),
+        ("/x/ragen_lab/__main__.py", f"{sys.executable} -m ragen_lab"),
+        ("-c", "ragen-lab"),
+    ],
+)
+def test_the_next_command_is_one_that_works(
+    called: str, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After `make quickstart` ragen-lab is not on the PATH: what is printed is how it was called."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "on path").mkdir()
+    (tmp_path / "on path" / "ragen-lab").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "on path"))
+    monkeypatch.setattr(sys, "argv", [called.format(cwd=tmp_path), "sweep", "a b.yaml"])
+    assert application._program() == program
+    assert application._typed() == f"{program} sweep 'a b.yaml'"
+
+
+def test_the_next_command_after_a_sweep(write: Write, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "_program", lambda: ".venv/bin/ragen-lab")
+    assert "MLflow: .venv/bin/ragen-lab ui --home" in cli("sweep", str(write()), "--workers", "0")[2]
+
+
+@pytest.mark.parametrize("limits", [["--actions", "1001"], ["--actions", "5", "--levels", "4097"]])
+def test_eval_has_limits(cli: Callable[..., Any], limits: list[str]) -> None:
+    code, out, err = cli("eval", "--env", "bandit", "--reference", *limits)
+    assert (code, out) == (2, "")
+    assert f"less than or equal to {int(limits[-1]) - 1}" in " ".join(err.split())
+
+
+def test_absurdly_many_seeds_are_told_at_once(write: Write, cli: Callable[..., Any]) -> None:
+    code, _, err = cli("check", str(write()), "--set", "seeds=100000")
+    assert code == 2
+    assert "seeds: got 100000; at most 1000" in err
+    assert cpu_seconds("check", str(write()), "--set", "seeds=1000") < 10
+
+
+def test_show_says_what_is_stored(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
+    from ragen_lab.sweep.spec import load_sweep
+
+    page = write()
+    cli("sweep", str(page), "--workers", "0", "--set", "track.mlflow=false")
+    assert "no trajectories are stored for this choice" in cli("show", "tested")[2]
+    folder = tmp_path / "home" / "trials" / load_sweep(page, {"track.mlflow": False}).trials[0].trial_id
+    entry = {"reward": 1.0, "stop": "done", "turns": []}
+    lines = [json.dumps({"iteration": i, **entry}) for i in (0, 4, 8)]
+    (folder / "trajectories.jsonl").write_text("".join(line + "\n" for line in lines))
+    code, _, err = cli("show", "tested", "--iteration", "99")
+    assert code == 2
+    assert "--iteration: nothing is stored of 99. Stored iterations: 0, 4, 8." in err
+    assert "iteration 8" in cli("show", "tested")[1]
+
+
+def test_doctor_names_every_package_in_columns(cli: Callable[..., Any]) -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[^A-Za-z0-9_.-]", each)[0] for each in project["dependencies"]}
+    out = cli("doctor")[1]
+    assert needed <= {line.split()[1] for line in out.splitlines()}
+    starts = {re.match(r"(ok  |FAIL)  \S+ +", line).end() for line in out.splitlines()}  # type: ignore[union-attr]
+    assert len(starts) == 1

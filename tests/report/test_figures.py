@@ -11,7 +11,7 @@ from scipy import stats
 
 from ragen_lab.detect import DETECTORS
 from ragen_lab.findings.base import FindingResult
-from ragen_lab.report import data, figures
+from ragen_lab.report import data, figures, words
 from ragen_lab.report.data import Curve, Reference
 from ragen_lab.runs import RunTable
 
@@ -168,3 +168,74 @@ def test_colours_are_legible_on_light_and_dark(color: str) -> None:
 def test_one_colour_per_arm_then_another_dash() -> None:
     styles = [(figures.arm_color(i), figures.arm_dash(i)) for i in range(24)]
     assert len(set(styles)) == 24
+
+
+# --- what a mutation of data.py or words.py would change ---
+
+
+def test_a_stop_without_flags_is_still_a_call(runs: RunTable) -> None:
+    """A run of an older version, or of another program, has no detect/stop; its status and stop say it."""
+    stopped = next(run for run in runs.runs if run.status == "collapsed")
+    bare = replace(
+        stopped, rows=tuple({k: v for k, v in row.items() if not k.startswith("detect/")} for row in stopped.rows)
+    )
+    assert data.vote_of(bare) == stopped.stop_iteration is not None
+    assert data.vote_of(replace(bare, status="finished")) is None
+    assert data.curves(RunTable((bare,)), "eval/success")[0].called_at == stopped.stop_iteration
+
+
+def test_the_horizon_is_that_of_the_arm(shadow_runs: RunTable) -> None:
+    """Arms of 60 and of 30 iterations: each is judged over its own time."""
+    short = [
+        replace(run, params={**run.params, "train.iterations": 30}, rows=run.rows[:31]) if run.arm == arm else run
+        for run in shadow_runs.runs
+        for arm in ["keep_ratio=0.5"]
+    ]
+    horizons = {judged.run.arm: judged.horizon for judged in data.outcomes(RunTable(tuple(short)))}
+    assert horizons == {"keep_ratio=1.0": 60, "keep_ratio=0.5": 30, "keep_ratio=0.25": 60}
+
+
+def test_costs_of_one_phase_only_are_no_costs(runs: RunTable) -> None:
+    """Half of an iteration's seconds would make a run look cheap."""
+    half = replace(
+        runs.runs[0], rows=tuple({k: v for k, v in r.items() if k != "time/update_seconds"} for r in runs.runs[0].rows)
+    )
+    assert data.costs(RunTable((half,))) == []
+    mixed = replace(runs.runs[0], rows=(*half.rows[:30], *runs.runs[0].rows[30:]))
+    (cost,) = data.costs(RunTable((mixed,)))
+    assert cost.phases["rollout"] == pytest.approx(
+        sum(row["time/rollout_seconds"] for row in mixed.rows[30:]) / len(mixed.rows[30:])
+    )
+
+
+def test_nan_is_not_interpolated() -> None:
+    """Between 0 and 4 there is nothing at 2: the line goes through the finite points; no NaN becomes a number."""
+    curve = Curve("a", 0, "t", "finished", (0, 2, 4), (0.0, math.nan, 1.0))
+    assert curve.at(2) == 0.5
+    assert curve.non_finite == (2,)
+    assert math.isnan(Curve("a", 0, "t", "finished", (0, 2), (math.nan, math.inf)).at(1))
+    whole = Curve("a", 1, "u", "finished", (0, 2, 4), (0.2, 0.4, 0.6))
+    iterations, values = data.mean_curve([curve, whole])
+    assert iterations == [0, 4]
+    assert values == pytest.approx([0.1, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("alarm", "lead", "before"), [(10, 15.0, "1 of 1"), (25, 0.0, "0 of 1"), (40, -15.0, "0 of 1")]
+)
+def test_a_lead_is_the_time_from_alarm_to_collapse(
+    shadow_runs: RunTable, monkeypatch: pytest.MonkeyPatch, alarm: int, lead: float, before: str
+) -> None:
+    """Collapse at 25: an alarm at 10 came 15 iterations before it, one at 40 came 15 after."""
+    run = next(run for run in shadow_runs.runs if run.arm == "keep_ratio=0.25")
+    name = next(iter(DETECTORS))
+    rows = tuple({**row, f"detect/{name}": float(row["iteration"] == alarm)} for row in run.rows)
+    judged = data.outcomes(RunTable((replace(run, rows=rows),)))
+    assert judged[0].level.collapsed
+    fixed = [replace(judged[0], level=replace(judged[0].level, time=25))]
+    monkeypatch.setattr(words.data, "outcomes", lambda runs: fixed)
+    found, _ = words.alarm_rows(shadow_runs)
+    row = next(row for row in found if row["detector"] == name)
+    assert row["median lead (iterations)"] == lead
+    assert row["before the collapse began"] == before
+    assert row["fired in collapsed runs"] == "1 of 1"

@@ -9,7 +9,6 @@ from ragen_lab.config import RunConfig
 from ragen_lab.env.base import make_env
 from ragen_lab.env.frozen_lake import FrozenLake
 from ragen_lab.errors import EnvError
-from ragen_lab.policy.model import Policy
 from ragen_lab.prompt import ChatWriter
 from ragen_lab.rollout import collect as rollouts
 from ragen_lab.rollout.engine import Reply
@@ -162,7 +161,8 @@ def test_actions_are_counted_down_and_end_the_episode(small_policy, monkeypatch,
 
 def test_a_turn_shows_the_observation_it_answered_and_sums_its_rewards(small_policy):
     """Every trajectory is replayed in a fresh environment with its own seeds; the format costs its penalty."""
-    rollout, cfg = roll(small_policy, {"env.slip": 0.3, "reward.format_penalty": 0.3})
+    knobs = {"env.slip": 0.3, "reward.format_penalty": 0.3, "rollout.actions_per_turn": 2}
+    rollout, cfg = roll(small_policy, knobs)
     trajectories = [t for g in rollout.groups for t in g.trajectories]
     for t in trajectories:
         env = make_env(cfg.env)
@@ -178,6 +178,9 @@ def test_a_turn_shows_the_observation_it_answered_and_sums_its_rewards(small_pol
             assert turn.penalty == (0.0 if turn.format_ok else -0.3)
         assert t.success == success
     assert any(t.success for t in trajectories)
+    assert len({turn.penalty for t in trajectories for turn in t.turns}) == 2, (
+        "some of three actions, which is one too many"
+    )
 
 
 def test_the_dynamics_seed_of_each_member_reaches_its_environment(small_policy, monkeypatch):
@@ -185,7 +188,9 @@ def test_the_dynamics_seed_of_each_member_reaches_its_environment(small_policy, 
     seen = []
     reset = FrozenLake.reset
     monkeypatch.setattr(
-        FrozenLake, "reset", lambda self, seed, dynamics=None: seen.append((seed, dynamics)) or reset(self, seed, dynamics)
+        FrozenLake,
+        "reset",
+        lambda self, seed, dynamics=None: seen.append((seed, dynamics)) or reset(self, seed, dynamics),
     )
     rollout, _ = roll(small_policy, {"env.slip": 0.3})
     assert seen == [(g, 10 * g + m) for g in range(4) for m in range(4)]
@@ -249,8 +254,3 @@ def test_a_forced_beginning_is_context_in_the_ids_and_part_of_the_text(small_pol
     assert all(turn.format_ok and turn.actions == ("Up",) for turn in trajectory.turns)
     assert not set(begun) & set(trajectory.ids_T[trajectory.roles_T == MODEL].tolist())
     assert rollout.tokens == trajectory.model_tokens == 2 * (5 + 1)
-
-
-def test_the_policy_of_a_scripted_play_is_only_a_tokenizer(small_policy):
-    """The fakes above replace the session alone: the model is the real one."""
-    assert isinstance(small_policy, Policy)

@@ -2,7 +2,8 @@
 
 Arms with a keep ratio of 0.25 lose their success half-way, so that the real detectors stop them.
 Every iteration that is computed leaves a line in ``<home>/calls.log``. Files in the home make trouble:
-``fail-<trial>`` an exception (as often as the number in it), ``die-<trial>`` a killed process (once).
+``fail-<trial>`` an exception (as often as the number in it), ``die-<trial>`` a killed process (once),
+``wrong-<trial>`` a ConfigError, each time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from ragen_lab.config import RunConfig
 from ragen_lab.detect import Panel
-from ragen_lab.errors import CheckpointError
+from ragen_lab.errors import CheckpointError, ConfigError
 from ragen_lab.track import Outcome, Tracker
 
 LEAK = {"calls": 0}  # state that a kept process carries over; a trial must not depend on it
@@ -55,7 +58,9 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
         time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
         state["iteration"] = iteration
         state["walk"] = min(1.0, max(0.0, state["walk"] + rng.uniform(-0.01, 0.03)))
-        metrics = {"rollout/reward_mean": state["walk"], "train/noise": rng.random() + random.random() * 0}
+        metrics = {"rollout/reward_mean": state["walk"], "train/noise": rng.random()}
+        if iteration == 0:  # drawn from the process's own generators: shows what an earlier trial has left there
+            metrics["train/leak"] = random.random() + float(np.random.random())
         if iteration == 1:
             metrics["train/explained_variance"] = float("-inf")
         if iteration % cfg.eval.every == 0:
@@ -71,6 +76,8 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
 
 
 def _trouble(home: Path, name: str, iteration: int) -> None:
+    if (home / f"wrong-{name}").exists():
+        raise ConfigError("page", ["policy.model: no such model; name another."])
     fail, die = home / f"fail-{name}", home / f"die-{name}"
     if iteration == 3 and fail.exists():
         left = int(fail.read_text())

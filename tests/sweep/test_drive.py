@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ragen_lab.errors import HomeError, TrialLocked
+from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.mirror import default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import local
 from ragen_lab.sweep.drive import Finished, sync
 from ragen_lab.sweep.ledger import LEDGER_VERSION, Ledger
-from ragen_lab.sweep.spec import Sweep, load_sweep
+from ragen_lab.sweep.spec import Sweep, load_sweep, one_run
 from ragen_lab.track import locked
 from tests.sweep.conftest import calls, numbers, start_driver
 
@@ -271,13 +271,169 @@ def test_gpus_are_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "cores", lambda: 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     assert local.slots(1, 0) == [""] * 8
+    assert local.slots(1, 0, 3) == [""] * 3
     assert local.slots(2, 0) == [""] * 4
     assert local.slots(1, 1) == ["0", "1", "2", "3"]
     assert local.slots(1, 2) == ["0,1", "2,3"]
     assert local.slots(2, 0.5) == ["0", "0", "1", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ValueError, match="0 are visible"):
+    with pytest.raises(ValueError, match=r"resources.gpus: 1 per trial, but 0 are visible"):
         local.slots(1, 1)
+    with pytest.raises(ValueError, match=r"resources.cpus: 9 per trial, but this machine has 8"):
+        local.slots(9, 0)
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_resources_that_this_machine_has_not(sweep_of: Make, drive: Drive, tmp_path: Path, engine: str) -> None:
+    """Ray would wait for them for ever, without a word."""
+    with pytest.raises(ConfigError, match=r"resources.cpus: 4096 per trial(.|\n)*resources.gpus: 64 per trial"):
+        drive(sweep_of(resources={"cpus": 4096, "gpus": 64}), engine=engine, workers=1)
+    with pytest.raises(ConfigError, match="There are: none"):
+        from_home(tmp_path / "home", "tested")  # nothing was recorded
+
+
+# --- the name of a sweep ---
+
+
+def test_growth_is_silent_and_what_leaves_is_told(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1))
+    _, text = drive(sweep_of(seeds=2))
+    assert "left this sweep" not in text
+    _, text = drive(sweep_of(seeds=1))
+    assert "2 trials left this sweep" in text
+    assert "the results stay in the home" in text
+    assert [run.seed for run in from_home(home, "tested")] == [0, 0]
+    again, text = drive(sweep_of(seeds=2))
+    assert "left this sweep" not in text
+    assert all(trial["reused"] for trial in again.result["trials"])
+    assert [run.seed for run in from_home(home, "tested")] == [0, 0, 1, 1]
+
+
+def test_runs_of_trials_that_left_stay_in_mlflow(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    import mlflow
+
+    first, _ = drive(sweep_of(mlflow=True))
+    drive(sweep_of(mlflow=True, seeds=1))
+    client = mlflow.MlflowClient(default_uri(tmp_path / "home"))
+    for trial in first.result["trials"]:
+        run = client.get_run(trial["mlflow_run_id"])
+        assert run.info.lifecycle_stage == "active"
+        assert run.data.tags.get("left_sweep", "") == ("true" if trial["seed"] == 1 else "")
+    assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 2
+    back, _ = drive(sweep_of(mlflow=True))
+    assert [t["mlflow_run_id"] for t in back.result["trials"]] == [t["mlflow_run_id"] for t in first.result["trials"]]
+    assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 4
+
+
+def test_another_page_may_not_take_a_name(write: Callable[..., Path], drive: Drive, tmp_path: Path) -> None:
+    off = {"track.mlflow": False}
+    first = write()
+    drive(load_sweep(first, off))
+    other = write("name: tested\nbase: base.yaml\naxes: {filter.keep_ratio: [0.5]}\n", name="other")
+    with pytest.raises(ConfigError, match=rf"of another page in this home, {first}, and 4 .*--set name="):
+        drive(load_sweep(other, off))
+    assert len(from_home(tmp_path / "home", "tested")) == 4
+    drive(load_sweep(other, {**off, "name": "mine"}))
+    larger = write(
+        "name: tested\nbase: base.yaml\naxes: {filter.keep_ratio: [1.0, 0.25, 0.5]}\nseeds: 2", name="larger"
+    )
+    drive(load_sweep(larger, off))  # it has all of the other's trials
+    assert len(from_home(tmp_path / "home", "tested")) == 6
+    larger.unlink()
+    _, text = drive(load_sweep(other, off))  # the page has been moved: no one else claims the name
+    assert "5 trials left this sweep" in text or "6 trials left this sweep" in text
+
+
+def test_runs_of_a_page_add_up(write: Callable[..., Path], drive: Drive, tmp_path: Path) -> None:
+    """`run X --set seed=1` after seed 0 is a second replicate; what makes it another run names its arm."""
+    write()
+    home, page, off = tmp_path / "home", tmp_path / "base.yaml", {"track.mlflow": False}
+
+    def there() -> list[tuple[str, int]]:
+        return [(run.arm, run.seed) for run in from_home(home, "base")]
+
+    for changes in ({"seed": 1}, {"seed": 0}, {"optim.lr": 0.5}, {"seed": 1, "train.iterations": 10}):
+        finished, text = drive(one_run(page, {**off, **changes}))
+        assert len(finished.result["trials"]) == 1
+        assert "left this sweep" not in text
+    assert there() == [("run", 1), ("run", 0), ("lr=0.5", 0)]
+    page.write_text(page.read_text() + "optim: {lr: 0.25}\n")
+    _, text = drive(one_run(page, off))  # the page's own run is another one now
+    assert "2 trials left this sweep" in text
+    assert there() == [("lr=0.5", 0), ("run", 0)]
+
+
+# --- failures that are the user's ---
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_config_errors_inside_trials_are_the_users_input(
+    sweep_of: Make, drive: Drive, tmp_path: Path, workers: int
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    sweep = sweep_of(seeds=1)
+    wrong = sweep.trials[0].trial_id
+    (home / f"wrong-{wrong}").write_text("")
+    finished, text = drive(sweep, workers=workers)
+    assert finished.exit_code == 2
+    assert "policy.model: no such model" in text
+    assert "mend the page" in text
+    ledger = Ledger(home)
+    assert len(ledger.attempts(wrong)) == 1
+    ledger.close()
+    (home / f"wrong-{wrong}").unlink()
+    other = sweep_of(seeds=1, optim__lr=0.5)
+    (home / f"wrong-{other.trials[0].trial_id}").write_text("")
+    (home / f"fail-{other.trials[1].trial_id}").write_text("9")
+    assert drive(other, workers=workers)[0].exit_code == 1  # not all of them are
+
+
+def test_an_mlflow_address_that_can_never_be_one(sweep_of: Make, drive: Drive) -> None:
+    with pytest.raises(ConfigError, match=r"track.mlflow_uri: 'http:/nope' has no host name"):
+        drive(sweep_of(mlflow=True, **{"track.mlflow_uri": "http:/nope"}))
+
+
+# --- homes that ail ---
+
+
+def test_a_damaged_ledger(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of())
+    for file in home.glob("ledger.sqlite*"):
+        file.unlink()
+    (home / "ledger.sqlite").write_text("garbage " * 1000)
+    for call in (lambda: Ledger(home), lambda: from_home(home, "tested"), lambda: sync(home, "tested")):
+        with pytest.raises(HomeError, match=r"is damaged: (.|\n)*move this file"):
+            call()
+    (home / "ledger.sqlite").unlink()  # the advice is good
+    again, _ = drive(sweep_of())
+    assert all(trial["reused"] for trial in again.result["trials"])
+
+
+@pytest.mark.parametrize("name", ["trials", "locks"])
+def test_a_file_in_the_place_of_a_folder(sweep_of: Make, drive: Drive, tmp_path: Path, name: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / name).write_text("")
+    with pytest.raises(HomeError, match=rf"{name}(.|\n)*--home"):
+        drive(sweep_of())
+
+
+def test_a_ledger_of_version_1_is_brought_up(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of())
+    with sqlite3.connect(home / "ledger.sqlite") as database:
+        database.executescript(
+            "DROP VIEW runs; ALTER TABLE sweep_trials DROP COLUMN left_at; PRAGMA user_version = 1; CREATE VIEW runs AS"
+            " SELECT t.sweep, t.position, t.trial_id, trials.config_id, t.arm, t.seed, t.iterations, t.on_collapse,"
+            " t.config, t.mlflow_run_id FROM sweep_trials AS t JOIN trials ON trials.trial_id = t.trial_id;"
+        )
+    database.close()
+    assert len(from_home(home, "tested")) == 4  # read as it is
+    drive(sweep_of(seeds=1))
+    assert len(from_home(home, "tested")) == 2
 
 
 def test_a_stop_is_heeded_between_trials(sweep_of: Make) -> None:

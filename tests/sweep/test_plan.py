@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ragen_lab.runs import View
-from ragen_lab.sweep.plan import lint, make_plan, plan_of, seeds_needed, smallest_p
+from ragen_lab.sweep.drive import describe, plan_here
+from ragen_lab.sweep.plan import lint, make_plan, plan_of, seconds_per_iteration, seeds_needed, smallest_p
 from ragen_lab.sweep.spec import Sweep
 
 Make = Callable[..., Sweep]
@@ -94,3 +95,67 @@ def test_inert_knobs_and_ties(sweep_of: Make) -> None:
     assert notes(sweep, "ties.rollout.prompts moves together with axes.rollout.responses")
     assert not notes(sweep, "trajectories sampled per iteration")
     assert notes(sweep_of(axes={"rollout.responses": [8, 16]}), "trajectories sampled per iteration")
+
+
+def test_alpha_is_shared_by_the_findings(sweep_of: Make) -> None:
+    """1/32 is below 0.05 but above the 0.025 that each of two findings may use."""
+    assert not notes(sweep_of(findings=[4], seeds=5), "no verdict is possible")
+    (note,) = notes(sweep_of(findings=[1, 4], seeds=5), "no verdict is possible")
+    assert "0.031, above 0.025 (0.05 shared by 2 findings)" in note
+    assert "At least 6 are needed" in note
+    assert not notes(sweep_of(findings=[1, 4], seeds=6), "no verdict is possible")
+
+
+def test_the_pace_is_the_median(sweep_of: Make) -> None:
+    """Gaps 1, 10, 10: one quick row does not make a quick run."""
+    rows = tuple({"iteration": float(i), "timestamp": stamp} for i, stamp in enumerate((0.0, 1.0, 11.0, 21.0)))
+    assert seconds_per_iteration(View(False, "stopped", rows)) == 10
+    assert seconds_per_iteration(View(False, "stopped", rows[:1])) is None
+
+
+def test_a_budget_that_is_over_at_once(sweep_of: Make) -> None:
+    assert notes(sweep_of(budget__minutes=0.5), "budget: 0.5 minutes")
+    assert not notes(sweep_of(budget__minutes=1), "budget:")
+
+
+def test_finding_4_needs_two_keep_ratios(sweep_of: Make) -> None:
+    (note,) = notes(sweep_of(**{"axes.filter.keep_ratio": [0.5]}), "finding 4")
+    assert "at least two keep ratios" in note
+    assert not notes(sweep_of(), "at least two keep ratios")
+
+
+def test_an_axis_that_is_about_the_updates_is_no_confound(sweep_of: Make) -> None:
+    assert not notes(sweep_of(axes={"optim.epochs": [1, 2]}), "optimizer steps per iteration")
+
+
+def test_other_axes_are_held(sweep_of: Make) -> None:
+    """Along keep_ratio only the arms with the first number of epochs are compared (with 2 it would be 8 and 2)."""
+    sweep = sweep_of(axes={"filter.keep_ratio": [1.0, 0.25], "optim.epochs": [1, 2]})
+    (note,) = notes(sweep, "optimizer steps per iteration")
+    assert note.startswith("axes.filter.keep_ratio also changes the optimizer steps per iteration (1.0: 4, 0.25: 1)")
+
+
+def test_a_knob_without_effect_in_some_arms_names_them(sweep_of: Make) -> None:
+    (note,) = notes(sweep_of(arms={"kl": {"algo.kl.coef": 0.5}}), "algo.kl.coef")
+    assert note.endswith("(arms: kl)")
+
+
+def test_truth_values_are_no_levels(sweep_of: Make) -> None:
+    """Three levels of a switch do not exist, and two are no trend; a bool counts as no number."""
+    from ragen_lab.sweep.plan import _is_number
+
+    assert [_is_number(value) for value in (True, False, 1, 0.5, "1")] == [False, False, True, True, False]
+
+
+def test_what_this_machine_lacks_is_a_warning_of_the_plan(sweep_of: Make, tmp_path: Path) -> None:
+    sweep = sweep_of(resources={"cpus": 4096, "gpus": 0})
+    assert any("resources.cpus: 4096" in warning for warning in plan_here(sweep, tmp_path).warnings)
+    assert not any("resources.cpus" in warning for warning in plan_here(sweep, tmp_path, "cluster:1").warnings)
+    assert not any("resources.cpus" in warning for warning in make_plan(sweep, tmp_path).warnings)  # goes into reports
+
+
+def test_one_of_a_thing_is_not_several(sweep_of: Make, tmp_path: Path) -> None:
+    page = {"axes.filter.keep_ratio": [1.0], "seeds": 1, "train.iterations": 1}
+    text = describe(make_plan(sweep_of(**page), tmp_path))
+    assert "1 arm x 1 seed = 1 trial, 0 there already." in text
+    assert "To do: 1 trial, 1 iteration, " in text

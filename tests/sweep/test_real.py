@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from ragen_lab.track import is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = """
@@ -81,7 +84,8 @@ def interrupted(tmp_path: Path, home: str, strike, *more: str) -> None:
     finally:
         if driver.poll() is None and strike is kill_driver:
             driver.kill()
-        driver.wait(300)
+        code = driver.wait(300)
+    assert code == (-signal.SIGKILL if strike is kill_driver else 0)
 
 
 def numbers_or_none(home: Path) -> dict[str, list[dict]]:
@@ -95,12 +99,31 @@ def kill_driver(driver: subprocess.Popen) -> None:
     os.kill(driver.pid, signal.SIGKILL)
 
 
-def kill_a_worker(driver: subprocess.Popen) -> None:
-    """The worker that holds a trial's lock right now."""
-    held = subprocess.run(["ps", "-o", "pid=", "--ppid", str(driver.pid)], capture_output=True, text=True, check=True)
-    workers = [int(pid) for pid in held.stdout.split()]
-    assert workers
-    os.kill(workers[-1], signal.SIGKILL)
+def worker_killer(home: Path, name: str):
+    """A strike at one process: the one that holds the lock of a trial under way, known by its ``name`` too."""
+
+    def strike(driver: subprocess.Popen) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for trial, rows in numbers_or_none(home).items():
+                file = home / "trials" / trial / "lock"
+                if len(rows) < 7 and is_locked(file):
+                    pid = int(file.read_text().split()[1])  # "process 123 on host"
+                    called = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    assert name in called, called
+                    assert pid != driver.pid
+                    os.kill(pid, signal.SIGKILL)
+                    return
+            time.sleep(0.05)
+        raise AssertionError("no worker was at work")
+
+    return strike
+
+
+def attempts(home: Path) -> list[int]:
+    """How often each trial was begun, by the ledger."""
+    with sqlite3.connect(home / "ledger.sqlite") as ledger:
+        return [row[0] for row in ledger.execute("SELECT count(*) FROM attempts GROUP BY trial_id")]
 
 
 @pytest.mark.slow
@@ -122,8 +145,14 @@ def test_engines_agree_and_kills_change_nothing(tmp_path):
     finished = {trial for trial, count in before.items() if count == 7}
     assert {t["trial_id"] for t in again["trials"] if t["reused"]} >= finished
 
-    interrupted(tmp_path, "worker", kill_a_worker, "--local")
+    interrupted(tmp_path, "worker", worker_killer(tmp_path / "worker", "ragen_lab.sweep.local"), "--local")
     assert numbers(tmp_path / "worker") == expected
+    assert sorted(attempts(tmp_path / "worker")) == [1, 1, 1, 2]  # it was tried again, and by itself
+
+    # The actor is called after the wrapper that Tune puts around our OneTrial.
+    interrupted(tmp_path, "ray-worker", worker_killer(tmp_path / "ray-worker", "ray::ResourceTrainable"))
+    assert numbers(tmp_path / "ray-worker") == expected
+    assert sorted(attempts(tmp_path / "ray-worker")) == [1, 1, 1, 2]
 
     interrupted(tmp_path, "killed-ray", kill_driver)
     run(tmp_path, "killed-ray")

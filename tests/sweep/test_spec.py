@@ -235,3 +235,43 @@ def test_env_section() -> None:
         env_section("frozen_lak", {})
     with pytest.raises(ConfigError, match="only knobs of the environment"):
         env_section("bandit", {"optim.lr": 1.0})
+
+
+def test_the_seed_of_the_base_page_is_not_used_and_told(write: Write) -> None:
+    sweep = load_sweep(write(base=BASE + "seed: 7\n"))
+    assert sweep.notes == ("seed: 7 of the base page is not used: the sweep's seeds are.",)
+    assert sweep.seeds == (0, 1)
+
+
+def test_names_have_a_length(write: Write) -> None:
+    assert load_sweep(write(), {"name": "n" * 100}).name == "n" * 100
+    assert has(faults_of(write(), {"name": "n" * 101}), "name:")
+    assert has(faults_of(write(), {"arms": {"a" * 101: {"optim.lr": 0.5}}}), "1 to 100 characters")
+    assert has(faults_of(write(), {"arms": {" ": {"optim.lr": 0.5}}}), "1 to 100 characters")
+
+
+def test_findings_are_a_set(write: Write) -> None:
+    assert load_sweep(write(), {"findings": [4, 1, 4]}).findings == (1, 4)
+
+
+@pytest.mark.parametrize(("stem", "name"), [("my page (2)", "my_page__2_"), ("-._", "run"), ("été", "t_")])
+def test_an_odd_file_name_makes_a_good_sweep_name(write: Write, tmp_path: Path, stem: str, name: str) -> None:
+    file = tmp_path / f"{stem}.yaml"
+    file.write_text(BASE)
+    assert one_run(file).name == name
+
+
+def test_what_makes_another_run_names_its_arm(write: Write, tmp_path: Path) -> None:
+    write()
+    page = tmp_path / "base.yaml"
+    assert one_run(page, {"seed": 3, "train.iterations": 99, "track.mlflow": False}).arms[0].name == "run"
+    assert one_run(page, {"optim.lr": 0.5, "filter.keep_ratio": 1.0}).arms[0].name == "lr=0.5, keep_ratio=1.0"
+    assert one_run(page, {"name": "other"}).name == "other"
+    with pytest.raises(ConfigError, match="name: got 'a b'"):
+        one_run(page, {"name": "a b"})
+
+
+def test_too_many_seeds_are_refused_at_once(write: Write) -> None:
+    faults = faults_of(write(), {"seeds": 100_000})
+    assert has(faults, "seeds: got 100000; at most 1000")
+    assert len(load_sweep(write(), {"seeds": 1000}).trials) == 2000

@@ -52,6 +52,9 @@ def test_worked_values(text: str, value: float) -> None:
         "x := 1",
         "1j",
         "a & b",
+        "foo(1)",
+        "foo(a.b)",
+        "a.b(1)",
     ],
 )
 def test_everything_else_is_refused(text: str) -> None:
@@ -115,3 +118,11 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except ties.TieError:
         return
     assert isinstance(result, (int, float))
+
+
+@pytest.mark.parametrize("text", ["foo(1)", "foo(a.b)"])
+def test_another_function_is_named_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ties.TieError) as raised:
+        ties.parse(text)
+    assert str(raised.value).startswith(f"{text!r} is not allowed in a tie. Allowed: numbers,")
+    assert "min(...), max(...)" in str(raised.value)

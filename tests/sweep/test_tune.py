@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from ragen_lab.errors import ConfigError
 from ragen_lab.runs import from_home
+from ragen_lab.sweep import tune
 from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
-from tests.sweep.conftest import calls, numbers, start_driver
+from ragen_lab.sweep.worker import TrialRequest
+from tests.sweep.conftest import FAKE, calls, numbers, start_driver
 
 Make = Callable[..., Sweep]
 Drive = Callable[..., tuple[Finished, str]]
@@ -27,11 +31,17 @@ def test_ray_equals_local(sweep_of: Make, drive: Drive, tmp_path: Path, capfd: p
     sweep = sweep_of(seeds=3)
     (home / f"die-{sweep.trials[0].trial_id}").write_text("")
     (home / f"fail-{sweep.trials[1].trial_id}").write_text("9")
+    (home / f"wrong-{sweep.trials[2].trial_id}").write_text("")
     finished, text = drive(sweep, home, engine="ray")
     assert finished.exit_code == 1
     statuses = {trial["trial_id"]: trial["status"] for trial in finished.result["trials"]}
     assert statuses.pop(sweep.trials[1].trial_id) == "failed"
+    assert statuses.pop(sweep.trials[2].trial_id) == "failed"
     assert set(statuses.values()) == {"finished", "collapsed"}
+    ledger = Ledger(home)
+    attempts = [len(ledger.attempts(sweep.trials[i].trial_id)) for i in range(4)]
+    ledger.close()
+    assert attempts == [2, 3, 1, 1]  # killed once, failing each time, a ConfigError, undisturbed
     assert "made to fail" in text
     assert "Ray worker process" in text
     assert set(calls(home).values()) == {1}
@@ -44,6 +54,24 @@ def test_ray_equals_local(sweep_of: Make, drive: Drive, tmp_path: Path, capfd: p
     assert captured.err == ""
     assert "ray" not in captured.out.lower()
     assert not list(Path(tempfile.gettempdir()).glob(f"ragen-ray-{__import__('os').getpid()}-*"))
+
+
+def test_a_cluster_that_lacks_what_a_trial_asks_for(sweep_of: Make, tmp_path: Path) -> None:
+    """A trial runs on one machine: two halves are not a whole. A dead machine is none."""
+    small, large = {"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}
+    nodes = [{"Alive": True, "Resources": small}, {"Alive": True, "Resources": large}]
+    assert tune.lacking(nodes, 4, 0) == tune.lacking(nodes, 2, 1) == tune.lacking(nodes, 1, 0.5) == []
+    (fault,) = tune.lacking(nodes, 4, 1)
+    assert "4 CPUs and 1 GPUs per trial" in fault
+    assert "4 CPUs and 0 GPUs; 2 CPUs and 1 GPUs" in fault
+    assert tune.lacking([{"Alive": False, "Resources": large}], 1, 0)
+
+
+def test_ray_itself_is_asked(sweep_of: Make, tmp_path: Path) -> None:
+    trial = sweep_of().trials[0]
+    request = TrialRequest(trial.trial_id, trial.arm, trial.seed, trial.cfg, str(tmp_path), FAKE)
+    with pytest.raises(ConfigError, match="none has as much"):
+        tune.run([request], lambda event: None, threading.Event(), cpus=4096)
 
 
 def test_an_interrupt_under_ray(write: Callable[..., Path], tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ragen_lab.runs import look
 from ragen_lab.sweep.spec import Sweep
-from ragen_lab.sweep.worker import STAGE_FILE, TrialRequest, run_trial
+from ragen_lab.sweep.worker import STAGE_FILE, TrialRequest, record_failure, run_trial
 from ragen_lab.track import LOCK_FILE, list_checkpoints, locked, read_done, read_rows, trial_folder
 from tests.sweep.conftest import FAKE, calls, numbers
 
@@ -103,6 +104,7 @@ def test_a_kept_process_equals_a_fresh_one(sweep_of: Make, tmp_path: Path) -> No
     os.environ.pop("LEFT_BEHIND", None)
     for index in (1, 0, 2):
         random.seed(index)
+        np.random.seed(index)
         kept = request_of(sweep, tmp_path / "kept", index)
         run_trial(kept)
     assert rows_of(kept) == rows_of(alone)
@@ -152,3 +154,22 @@ def test_a_full_disk_is_told_plainly(sweep_of: Make, tmp_path: Path) -> None:
 
 def full_disk(*args: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_config_error_is_not_tried_again(sweep_of: Make, tmp_path: Path) -> None:
+    request = request_of(sweep_of(), tmp_path)
+    (tmp_path / f"wrong-{request.trial_id}").write_text("")
+    result = run_trial(request)
+    assert (result.status, result.permanent) == ("failed", True)
+    assert "policy.model: no such model" in (result.error or "")
+    (tmp_path / f"wrong-{request.trial_id}").unlink()
+    assert run_trial(request).status == "finished"
+
+
+def test_a_folder_that_cannot_be_made(sweep_of: Make, tmp_path: Path) -> None:
+    request = request_of(sweep_of(), tmp_path)
+    (tmp_path / "trials").write_text("in the way")
+    result = run_trial(request)
+    assert (result.status, result.permanent) == ("failed", False)
+    assert "--home" in (result.error or "")
+    assert record_failure(request, "killed").status == "failed"
