@@ -130,8 +130,9 @@ class ChatWriter:
         """Ids between a reply and the next one. ``ended``: the reply closed with its own end-of-turn token."""
         before, after = self._between
         content = self.user(observation, actions_left)
-        if ended and before.startswith(self._eos_text):
-            before = before[len(self._eos_text) :]
+        if ended and before.lstrip().startswith(self._eos_text):
+            # The reply said this marker itself. White space that the template puts before it is nobody's.
+            before = before.lstrip()[len(self._eos_text) :]
         return self._encode(f"{before}{content}{after}")
 
     def decode(self, replies: list[list[int]]) -> list[str]:

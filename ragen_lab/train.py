@@ -105,6 +105,8 @@ class Learner:
             saved = torch.load(path, map_location=self.policy.device, weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if not (isinstance(saved, dict) and {"trial_id", "iteration", "state"} <= set(saved)):
+            raise CheckpointError(f"{path} is not a checkpoint of a trial")
         if saved["trial_id"] != self.cfg.trial_id():
             raise CheckpointError(f"{path} belongs to trial {saved['trial_id']}, not {self.cfg.trial_id()}")
         parts = {
@@ -113,9 +115,11 @@ class Learner:
             "optimizer": self.optimizer,
             "critic_optimizer": self.critic_optimizer,
         }
-        for name, part in parts.items():
-            if part is not None:
-                part.load_state_dict(saved["state"][name])
+        wanted = {name: part for name, part in parts.items() if part is not None}
+        if missing := sorted(set(wanted) - set(saved["state"])):
+            raise CheckpointError(f"{path} lacks {', '.join(missing)}")
+        for name, part in wanted.items():
+            part.load_state_dict(saved["state"][name])
         return int(saved["iteration"])
 
     # -- one iteration ------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from ragen_lab.sections import PolicySection, RolloutSection, Section
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory
 
 # Raise whenever the phrases, the players or the training below change: old caches are then left aside.
-VERSION = 1
+VERSION = 2
 
 # Held-out names of these environments never occur in training levels; without any play on them their
 # word vectors would stay random. Novices play them, so nothing about their payoff is given away.

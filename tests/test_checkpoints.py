@@ -117,3 +117,14 @@ def test_a_damaged_checkpoint_cannot_be_read(shared_home, tmp_path, what):
         file.mkdir()
     with pytest.raises(CheckpointError, match=r"state cannot be read"):
         learner.load(file)
+
+
+@pytest.mark.parametrize("content", [{"x": 1}, [1, 2], {"trial_id": None, "iteration": 1, "state": {}}])
+def test_a_readable_file_that_is_no_checkpoint_is_refused(shared_home, tmp_path, content):
+    """Pitfall 20: the tracker then goes on from an older one."""
+    learner = fresh_learner(shared_home, algo__name="grpo")
+    if isinstance(content, dict) and "trial_id" in content:
+        content["trial_id"] = learner.cfg.trial_id()
+    torch.save(content, tmp_path / "state")
+    with pytest.raises(CheckpointError, match=r"not a checkpoint|lacks optimizer, policy"):
+        learner.load(tmp_path / "state")

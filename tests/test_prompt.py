@@ -236,7 +236,6 @@ def test_contexts_are_remembered_but_not_shared():
     assert writer.following("x", 9, ended=True) == whole
 
 
-@pytest.mark.xfail(strict=True, reason="the tiny template writes a space before its end: the end is added once more")
 def test_growing_a_chat_of_the_tiny_model_equals_rendering_it_whole():
     """Pitfall 1: one end-of-turn token closes a reply, whoever wrote it."""
     tokenizer = build_tokenizer(["P", "_", "Up", "think", "a"])
