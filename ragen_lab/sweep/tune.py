@@ -11,6 +11,7 @@ import _thread
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -40,6 +41,7 @@ from ragen_lab.sweep.worker import RETRIES, TrialRequest, TrialResult, record_fa
 from ragen_lab.track import read_done, trial_folder  # noqa: E402
 
 _TEMPORARY = "ragen-ray-"
+_WAKE = signal.SIGUSR1
 
 
 class TrialFailed(RuntimeError):
@@ -127,7 +129,7 @@ def run(
     """
     listener = _Listener(requests, on_event)
     finished = threading.Event()
-    with _scratch() as scratch, _quiet():
+    with _scratch() as scratch, _quiet(), _wakeable():
         try:
             with _cluster(address, scratch):
                 if faults := lacking(ray.nodes(), cpus, gpus):
@@ -181,8 +183,26 @@ def _interrupt_on(stop: threading.Event, finished: threading.Event) -> None:
     """Tune cannot be told to end from another thread; an interrupt in the main thread can."""
     while not finished.is_set():
         if stop.wait(0.2) and not finished.is_set():
-            _thread.interrupt_main()
+            _thread.interrupt_main(_WAKE)
             return
+
+
+@contextmanager
+def _wakeable() -> Iterator[None]:
+    """Make ``_WAKE`` raise KeyboardInterrupt in the main thread.
+
+    Not SIGINT: a sweep that was started in the background of a shell ignores it, and its budget must end it all the
+    same.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(_WAKE, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(_WAKE, before)
 
 
 @contextmanager

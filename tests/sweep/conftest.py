@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -118,4 +119,11 @@ def start_driver(
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FAKE_SLEEP": str(sleep)}
     command = [sys.executable, str(script), str(file), str(home), engine, f"track.mlflow={mlflow}"]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    # A test run in the background of a shell ignores Ctrl-C, and would hand that down.
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
