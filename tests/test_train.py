@@ -414,9 +414,11 @@ def test_extras_of_the_evaluation_change_no_other_number(shared_home):
 
 def test_the_reasoning_reward_and_the_length_reach_the_reward(shared_home):
     """Per trajectory: environment + format penalty + reasoning + length, each a sum over turns; nothing else moves."""
-    plain = fresh_learner(shared_home).roll_out(1)
+    many = {"rollout__prompts": 16, "rollout__responses": 8}  # some think text among them is wrong
+    plain = fresh_learner(shared_home, **many).roll_out(1)
     paid = fresh_learner(
         shared_home,
+        **many,
         reward__reasoning="grounded",
         reward__reasoning_weight=0.5,
         reward__length_penalty=0.01,

@@ -83,12 +83,12 @@ class SlotCache(Cache):  # type: ignore[misc]
                 store[layer] = held[source].clone()
 
     def swap(self, first: Tensor, second: Tensor) -> None:
-        """Exchange rows pairwise."""
+        """Exchange rows pairwise, whole: what lies beyond a row's own tokens stays with that row."""
         both, crossed = torch.cat([first, second]), torch.cat([second, first])
         for store in (self.keys, self.values):
             for held in store:
                 assert held is not None
-                held[both, :, : self.length] = held[crossed, :, : self.length]
+                held[both] = held[crossed]
 
 
 def refuse_unsupported(policy: Policy, max_context: int) -> None:
@@ -216,7 +216,6 @@ class NativeSession:
         for hole, filler in zip(holes, fillers, strict=True):
             self._swap_slots(hole, filler)
         if holes and self.cache.keys[0] is not None:
-            self.cache.length = max(self.lengths)
             device = self.policy.device
             self.cache.swap(torch.tensor(holes, device=device), torch.tensor(fillers, device=device))
 
