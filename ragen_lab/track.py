@@ -50,7 +50,7 @@ LOG_FILE = "log.txt"
 class Outcome:
     """How training ended by itself: ``iteration`` is the last one done, ``reason`` the detector's words."""
 
-    status: Literal["finished", "collapsed"]
+    status: Literal["finished", "collapsed", "paused"]
     iteration: int
     reason: str | None = None
 

@@ -44,7 +44,7 @@ from ragen_lab.track import (
 
 STAGE_FILE = "stage.json"  # what a trial is doing before its first row, for the driver's table
 RETRIES = 2
-Trainer = Callable[[RunConfig, FolderTracker, Path, Callable[[int, int], None]], Outcome]
+Trainer = Callable[[RunConfig, FolderTracker, Path, Callable[[int, int], None], int | None], Outcome]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class TrialRequest:
     home: str
     trainer: str = "ragen_lab.train:train"  # "module:function"
     capture: bool = True  # what the trial prints goes to its log.txt
+    until: int | None = None  # stop here for now: the scheduler decides whether it goes on; None = to its end
     patience: float = 300.0  # seconds without a sign of life of another process at work on it, before giving up
 
 
@@ -66,7 +67,7 @@ class TrialResult:
     """How a request ended. ``error``: one sentence; the traceback is in the trial's log.txt."""
 
     trial_id: str
-    status: str  # finished | collapsed | failed | stopped | pending (another process holds it)
+    status: str  # finished | collapsed | failed | paused (reached ``until``) | pending (another process holds it)
     iteration: int
     stop_iteration: int | None = None
     reason: str | None = None
@@ -94,7 +95,7 @@ def run_trial(request: TrialRequest) -> TrialResult:
 
 def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
     view = look(folder, request.cfg)
-    if view.done:
+    if _reached(view, request):
         return _result(request, view)
     (folder / DONE_FILE).unlink(missing_ok=True)
     notes: list[str] = []
@@ -109,30 +110,37 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
             tracker = FolderTracker(folder, request.cfg)
             notes = tracker.notes
             write_provenance(folder, len(tracker.rows))
-            outcome = trainer(request.cfg, tracker, Path(request.home), _Stage(folder / STAGE_FILE))
+            outcome = trainer(request.cfg, tracker, Path(request.home), _Stage(folder / STAGE_FILE), request.until)
         except Exception as problem:  # the border of the trial: whatever it was is reported, none is lost
             error, permanent = _sentence(problem, folder), isinstance(problem, ConfigError)
             _write_traceback(folder / LOG_FILE)
         (folder / STAGE_FILE).unlink(missing_ok=True)
     view = look(folder, request.cfg)
-    if error is None and not view.done:
+    if error is None and not _reached(view, request):
+        asked = request.cfg.train.iterations if request.until is None else request.until
         error = (
             f"training said {outcome.status!r} at iteration {outcome.iteration}, but the folder holds "
-            f"{len(view.rows)} rows of {request.cfg.train.iterations + 1} and no collapse; see {folder / LOG_FILE}"
+            f"{len(view.rows)} rows of {asked + 1} and no collapse; see {folder / LOG_FILE}"
         )
     if error is not None:
         _write_failure(folder, view.iteration, error)
         return TrialResult(
             request.trial_id, "failed", view.iteration, error=error, notes=tuple(notes), permanent=permanent
         )
-    write_done(folder, view.status, view.iteration, view.stop_reason)
+    status = view.status if view.done else "paused"
+    write_done(folder, status, view.iteration, view.stop_reason)
     return _result(request, view, notes)
+
+
+def _reached(view: View, request: TrialRequest) -> bool:
+    """Whether nothing is left to compute of the request."""
+    return view.done or (request.until is not None and view.iteration >= request.until)
 
 
 def _result(request: TrialRequest, view: View, notes: list[str] | None = None) -> TrialResult:
     return TrialResult(
         request.trial_id,
-        view.status,
+        view.status if view.done else "paused",
         view.iteration,
         view.stop_iteration,
         view.stop_reason,
