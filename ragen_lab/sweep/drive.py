@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import default_uri, uri_fault
 from ragen_lab.runs import from_home, from_mlflow, sweep_record
