@@ -70,9 +70,11 @@ def train(
     for iteration in range(0 if last is None else last + 1, last_now + 1):
         if panel.stop is not None and cfg.detect.on_collapse == "stop":
             break
+        spent = time.process_time()
         metrics = learner.iterate(iteration) if iteration else {}
         if iteration % cfg.eval.every == 0:
             metrics |= evaluate(learner.policy, learner.writer, cfg, iteration, lines, tracker)
+        metrics["time/cpu_seconds"] = time.process_time() - spent
         metrics |= panel.update({"iteration": float(iteration), **metrics})
         tracker.log(iteration, metrics)
         stopping = panel.stop is not None and cfg.detect.on_collapse == "stop"

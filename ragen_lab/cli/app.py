@@ -271,7 +271,7 @@ def sync(
 
     Example: ragen-lab sync quickstart
     """
-    from ragen_lab.sweep.drive import sync as rebuild
+    from ragen_lab.sweep.mirroring import sync as rebuild
 
     count, uri = rebuild(home, sweep)
     print(f"{count} runs of {sweep} written to {uri}")

@@ -6,29 +6,27 @@ command goes on from there.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
-from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
-from ragen_lab.mirror import MLflowMirror, default_uri, uri_fault
-from ragen_lab.runs import Run, from_home, from_mlflow, sweep_record
+from ragen_lab.mirror import default_uri, uri_fault
+from ragen_lab.runs import from_home, from_mlflow, sweep_record
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import SUCCESS, Board, Follower, duration, last_value, plural
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.local import Event
+from ragen_lab.sweep.mirroring import Mirroring, mlflow_uri
 from ragen_lab.sweep.plan import Plan, make_plan
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
@@ -37,7 +35,6 @@ from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 EXIT_FAILED = 1
 EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
-FLUSH_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class _Driver:
                 f"{'it' if len(gone) == 1 else 'them'}; the results stay in the home, and in MLflow under the tag "
                 f"left_sweep."
             )
-        mirror = _Mirror(self.board, self.sweep, self.home, self.ledger, self.console, self.options.program)
+        mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, self.options.program)
         with mirror:
             if self.plan.pending:
                 self._train()
@@ -267,132 +264,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@dataclass
-class _Mirror:
-    """Writes the board into MLflow from a thread of its own, so that a slow server delays nothing.
-
-    The folders are the truth: while the server is away nothing is lost, and the next flush catches up.
-    """
-
-    board: Board
-    sweep: Sweep
-    home: Path
-    ledger: Ledger
-    console: Console
-    program: str = "ragen-lab"
-    run_ids: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        track = self.sweep.trials[0].cfg.track
-        self.uri = mlflow_uri(self.sweep.trials[0].cfg, self.home)
-        self.on = track.mlflow
-        self.mirror = MLflowMirror(self.uri, self.sweep.name, self.home, self.ledger.home_id, self.sweep.findings)
-        self.left, self.positions = self.ledger.left(self.sweep.name), self.ledger.positions(self.sweep.name)
-        self._warned = self._behind = False
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
-
-    def __enter__(self) -> _Mirror:
-        if self.on and not self._up_to_date():
-            self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._thread.ident is None:
-            self.run_ids = self.ledger.run_ids(self.sweep.name) if self.on else {}
-            return
-        self._end.set()
-        self._thread.join()  # with a last flush, which sees the final state
-        if self._behind:
-            self._say(
-                f"MLflow at {self.uri} lacks the newest results. They are safe in {self.home}; the next run of this "
-                f"sweep, or `{self.program} sync {self.sweep.name}`, writes them there."
-            )
-        else:
-            self.ledger.record_mirror(self.sweep.name, self.run_ids, self._state(self.board.runs()))
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
-
-    def _state(self, runs: list[Run]) -> str:
-        """Changes whenever MLflow would have to hold something else."""
-        held = [
-            (run.trial_id, run.arm, run.status, len(run.rows), run.stop_iteration, run.stop_reason, run.params)
-            for run in runs
-        ]
-        text = json.dumps([self.uri, self.sweep.findings, sorted(self.left), held], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def _up_to_date(self) -> bool:
-        """Whether all is there already, so that a repeated sweep need not even load MLflow."""
-        if self.uri.startswith("sqlite:///") and not Path(self.uri.removeprefix("sqlite:///")).is_file():
-            return False
-        runs = self.board.runs()
-        done = all(entry.view.done for entry in self.board.entries.values())
-        return done and self.ledger.mirror_state(self.sweep.name) == self._state(runs)
-
-    def _work(self) -> None:
-        self._behind = True
-        last = False
-        while not last:
-            last = self._end.wait(FLUSH_SECONDS if self.run_ids or self._warned else 0)
-            runs = self.board.runs()
-            try:
-                self.run_ids = self.mirror.flush(runs, self.left, self.positions)
-                if last:
-                    self.mirror.end(_parent_status(runs))
-                if self._warned and self._behind:
-                    self._say("MLflow can be reached again and has caught up.")
-                self._behind = False
-            except TrackingError as error:
-                self._behind = True
-                if not self._warned:
-                    self._say(
-                        f"{error}\nTraining goes on: everything is kept in {self.home}, and MLflow is brought up to "
-                        f"date as soon as it can be reached (or later with `{self.program} sync {self.sweep.name}`)."
-                    )
-                self._warned = True
-
-
-def _parent_status(runs: Sequence[Run]) -> str:
-    return "FINISHED" if all(run.status in ("finished", "collapsed") for run in runs) else "KILLED"
-
-
-def mlflow_uri(cfg: RunConfig, home: Path) -> str:
-    """Where the runs of a config are mirrored: its own URI, else the database of the home."""
-    return cfg.track.mlflow_uri or default_uri(home)
-
-
 # --- what the other commands need -----------------------------------------------------------------
-
-
-def sync(home: Path, sweep: str) -> tuple[int, str]:
-    """Rebuild what MLflow holds of a sweep from the ledger and the trial folders; (runs, URI).
-
-    Raises ConfigError for an unknown sweep or an address that can never be one of MLflow, TrackingError where MLflow
-    cannot be reached.
-    """
-    home = home.absolute()
-    record = sweep_record(home, sweep)
-    ledger = Ledger(home)
-    try:
-        with locked(home / "locks" / f"{sweep}.lock", what="sweep"):
-            runs = from_home(home, sweep).runs
-            uri = next((run.params["track.mlflow_uri"] for run in runs), None) or default_uri(home)
-            mirror = MLflowMirror(uri, sweep, home, ledger.home_id, tuple(record["findings"]))
-            try:
-                mirror.forget()
-                run_ids = mirror.flush(runs)
-                mirror.end(_parent_status(runs))
-            except TrackingError as error:
-                raise TrackingError(
-                    f"{error}\nThe results are safe in {home}. Start the server or mend the database, then repeat this "
-                    f"command; for another address run the sweep again with --set track.mlflow_uri=URI."
-                ) from error
-            ledger.record_mirror(sweep, run_ids, "")  # the next sweep looks for itself
-            return len(run_ids), uri
-    finally:
-        ledger.close()
 
 
 def report_of(home: Path, sweep: str, out: Path | None = None, command: str = "", uri: str | None = None) -> Path:
