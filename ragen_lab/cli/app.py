@@ -90,7 +90,8 @@ def sweep(
 
     ragen-lab sweep sweeps/quickstart.yaml --local --set train.iterations=10 --json
     """
-    from ragen_lab.sweep.drive import Options, describe, own_terminal, plan_as_json, plan_here, run_sweep
+    from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
+    from ragen_lab.sweep.plan_text import describe, plan_as_json, plan_here
     from ragen_lab.sweep.spec import load_sweep
 
     spec = load_sweep(file, _overrides(set_))
@@ -134,7 +135,7 @@ def check(
 
     Example: ragen-lab check sweeps/quickstart.yaml
     """
-    from ragen_lab.sweep.drive import describe, plan_as_json, plan_here
+    from ragen_lab.sweep.plan_text import describe, plan_as_json, plan_here
     from ragen_lab.sweep.spec import load_page
 
     planned = plan_here(load_page(file, _overrides(set_)), home)

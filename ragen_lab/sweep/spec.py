@@ -14,52 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from ragen_lab.config import RunConfig, apply_overrides, build, flatten, knobs, load, suggest
 from ragen_lab.errors import ConfigError
 from ragen_lab.page import read_value, scan_page
-from ragen_lab.sections import Section, knob
+from ragen_lab.sections import Section
 from ragen_lab.sweep import ties
-from ragen_lab.sweep.search_page import AXIS_KINDS, Axis, BudgetSection, Range, SchedulerSection, SearchSection, rungs
+from ragen_lab.sweep.page_keys import HERE, MOST_SEEDS, NAME, SweepPage, is_sweep_page, read_keys
+from ragen_lab.sweep.search_page import BudgetSection, Range, SchedulerSection, SearchSection, rungs
 from ragen_lab.sweep.template import Template, leaves
-
-MOST_SEEDS = 1000
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
-Finding = Annotated[int, Field(ge=1, le=6)]
-SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
-
-
-class ResourcesSection(Section):
-    cpus: float = knob(1.0, "CPU cores per trial.", gt=0)
-    gpus: float = knob(0.0, "GPUs per trial; fractions share one. 0 hides the GPUs from a trial.", ge=0)
-
-
-class SweepPage(Section):
-    """The keys of a sweep page."""
-
-    name: str = Field(pattern=NAME, description="Letters, digits, '_', '-' and '.'; the default is the file's name.")
-    base: str | None = knob(None, "The page that every arm starts from, relative to this page.", min_length=1)
-    findings: list[Finding] = knob([], "Which claims (1 to 6) these runs can speak to.")
-    axes: dict[str, Axis] = knob({}, "Dotted knob -> values, or a range for a search; the arms are all combinations.")
-    arms: dict[str, dict[str, Any]] = knob({}, "Named arms beside the grid: name -> knobs that they change.")
-    ties: dict[str, str | int | float] = knob({}, "Dotted knob -> arithmetic over other knobs.")
-    seeds: SeedNumber | list[SeedNumber] = knob(1, "Replicates per arm: how many, or which seeds.")
-    search: SearchSection = SearchSection()
-    scheduler: SchedulerSection = SchedulerSection()
-    on_collapse: Literal["stop", "continue"] | None = knob(
-        None, "'stop' ends collapsed runs, 'continue' only logs alarms; default: the base's detect.on_collapse."
-    )
-    resources: ResourcesSection = ResourcesSection()
-    budget: BudgetSection = BudgetSection()
-
-
-# Words of the design that this version does not act on: told apart from plain mistakes.
-_NOT_BUILT = {"on_collapse": ("rollback",)}
-_ROLLBACK = ("on_collapse", "rollback")
-_HERE = {"seed": "seeds", "detect.on_collapse": "on_collapse"}  # knobs that the page itself sets
 
 
 @dataclass(frozen=True)
@@ -107,11 +73,6 @@ class Sweep:
     def cfg_of(self, arm: str) -> RunConfig:
         """The config of an arm with the sweep's first seed."""
         return next(trial.cfg for trial in self.trials if trial.arm == arm)
-
-
-def is_sweep_page(tree: Mapping[str, Any]) -> bool:
-    """Whether a page is meant as a sweep: it has a key that only sweep pages have."""
-    return any(key in SweepPage.model_fields for key in tree)
 
 
 def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
@@ -192,7 +153,7 @@ class _Resolver:
         self.notes: list[str] = []
         self.known = list(knobs())
         self.knob_overrides: dict[str, Any] = {}
-        self.page = self._page(self._with_page_overrides(tree, overrides))
+        self.page = self._read(self._with_page_overrides(tree, overrides))
 
     def resolve(self) -> Sweep:
         page = self.page
@@ -242,8 +203,8 @@ class _Resolver:
         tree = json.loads(json.dumps(tree, default=str))
         for path, value in overrides.items():
             head, _, rest = path.partition(".")
-            if path in _HERE:
-                self.faults.append(f"--set {path}: the sweep page decides this; use --set {_HERE[path]}=...")
+            if path in HERE:
+                self.faults.append(f"--set {path}: the sweep page decides this; use --set {HERE[path]}=...")
             elif head not in SweepPage.model_fields:
                 self.knob_overrides[path] = value
             elif not rest:
@@ -259,55 +220,10 @@ class _Resolver:
                     self.faults.append(f"--set {path}: '{head}' is a value on this page, not a section.")
         return tree
 
-    def _page(self, tree: dict[str, Any]) -> SweepPage:
-        """The validated page; keys at fault are told and then left out, so that the rest is looked at too."""
-        try:
-            return SweepPage.model_validate(tree)
-        except ValidationError as error:
-            broken = set()
-            seen = set()
-            for item in error.errors():
-                path = ".".join(str(part) for part in item["loc"] if part not in AXIS_KINDS)
-                broken.add(str(item["loc"][0]))
-                if item["loc"][0] == "seeds":  # a union: pydantic tells one fault per member
-                    path, text = "seeds", "give a number of replicates (at least 1), or a list of whole seeds from 0"
-                    fault = f"seeds: got {tree['seeds']!r}; {text}."
-                else:
-                    fault = self._page_fault(path, item)
-                if fault not in seen:
-                    self.faults.append(fault)
-                seen.add(fault)
-            kept = {key: value for key, value in tree.items() if key not in broken}
-            kept.setdefault("name", "unnamed")
-            return SweepPage.model_validate(kept)
-
-    def _page_fault(self, path: str, item: Any) -> str:
-        got = item.get("input")
-        if path in _NOT_BUILT:
-            if got in _NOT_BUILT[path]:
-                return f"{path}: {got!r} is not built in this version; allowed: {self._allowed(path)}."
-        if item["type"] == "extra_forbidden":
-            head, _, leaf = path.rpartition(".")
-            section = SweepPage.model_fields[head].annotation if head in SweepPage.model_fields else SweepPage
-            fields = list(getattr(section, "model_fields", SweepPage.model_fields))
-            hint = suggest(leaf or path, fields)
-            where = ""
-            if not head and path in RunConfig.model_fields:
-                where = " Knobs of a run belong into the base page, or under axes or arms."
-            return f"{path}: unknown key.{hint}{where} Allowed here: {', '.join(fields)}."
-        if item["type"] == "literal_error":
-            return f"{path}: got {got!r}; allowed: {self._allowed(path)}."
-        message = item["msg"][0].lower() + item["msg"][1:]
-        return f"{path}: got {got!r}; {message.replace('input ', '', 1)}. Its meaning: {_describe(path)}"
-
-    @staticmethod
-    def _allowed(path: str) -> str:
-        section: Any = SweepPage
-        for part in path.split("."):
-            field = section.model_fields[part]
-            section = field.annotation
-        words = [word for word in re.findall(r"'([a-z0-9_]+)'", str(field.annotation)) if (path, word) != _ROLLBACK]
-        return ", ".join(words)
+    def _read(self, tree: dict[str, Any]) -> SweepPage:
+        page, faults = read_keys(tree)
+        self.faults += faults
+        return page
 
     def _seeds(self) -> list[int]:
         seeds = self.page.seeds
@@ -355,8 +271,8 @@ class _Resolver:
         named += [(f"ties.{path}", path) for path in page.ties]
         named += [(f"--set {path}", path) for path in self.knob_overrides]
         for where, path in named:
-            if path in _HERE:
-                self.faults.append(f"{where}: set this with the page's own key '{_HERE[path]}'.")
+            if path in HERE:
+                self.faults.append(f"{where}: set this with the page's own key '{HERE[path]}'.")
             elif not self._knows(path):
                 section = [knob for knob in self.known if knob.startswith(path + ".")]
                 hint = f" It is a section; name a knob of it, for example {section[0]}." if section else ""
@@ -541,14 +457,3 @@ def _label(changes: Mapping[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _describe(path: str) -> str:
-    section: Any = SweepPage
-    description = "a key of the sweep page."
-    for part in path.split("."):
-        field = getattr(section, "model_fields", {}).get(part)
-        if field is None:
-            break
-        description, section = field.description or description, field.annotation
-    return description
