@@ -118,6 +118,11 @@ class Board:
                 trial, folder, view, view.done, tail, provenance=read_provenance(folder), pruned=pruned
             )
 
+    def running(self) -> int:
+        """Trials that are being worked on now."""
+        with self.lock:
+            return sum(entry.running for entry in self.entries.values())
+
     def prune(self, ended: Mapping[str, tuple[int, str]]) -> None:
         """Say which trials the scheduler has ended; all others it has not."""
         with self.lock:

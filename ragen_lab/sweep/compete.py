@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError
-from ragen_lab.runs import View
+from ragen_lab.runs import View, ended_at
 from ragen_lab.sections import SCHEMA_VERSION
+from ragen_lab.sweep.desk import Job
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.rounds import Candidate, Rounds
 from ragen_lab.sweep.search_page import DERIVED, Range, better, parse_constraint, rungs
@@ -66,7 +67,9 @@ class FolderResults:
     def history(self, trial: Trial, until: int) -> list[float]:
         view = self.view(trial.trial_id)
         rows = view.rows[: until + 1]
-        values = [self.sign * row[self.metric] for row in rows if self.metric in row and math.isfinite(row[self.metric])]
+        values = [
+            self.sign * row[self.metric] for row in rows if self.metric in row and math.isfinite(row[self.metric])
+        ]
         every = trial.cfg.eval.every if self.metric.startswith("eval/") else 1
         if view.status == "collapsed" and (level := self.level(trial, until)) is not None:
             values += [level] * (until // every + 1 - len(values))  # it stays where it fell
@@ -109,7 +112,7 @@ def with_proposals(sweep: Sweep, ledger: Ledger) -> Sweep:
     """The sweep with the settings that its search has proposed so far."""
     if sweep.search.kind == "grid":
         return sweep
-    arms, trials = list(sweep.arms), list(sweep.trials)
+    arms, trials, asked = list(sweep.arms), list(sweep.trials), ledger.asked(sweep.name)
     known = {arm.name for arm in arms}
     for row in ledger.proposals(sweep.name, search_key(sweep)):
         if row["arm"] is None or row["arm"] in known:
@@ -117,8 +120,13 @@ def with_proposals(sweep: Sweep, ledger: Ledger) -> Sweep:
         known.add(row["arm"])
         arm, added = _arm(sweep, row["arm"], json.loads(row["params"]))
         arms.append(arm)
-        trials += added
+        trials += [trial for place, trial in enumerate(added) if place < _first(sweep) or trial.trial_id in asked]
     return replace(sweep, arms=tuple(arms), trials=tuple(trials))
+
+
+def _first(sweep: Sweep) -> int:
+    """Seeds that every setting of a search gets."""
+    return min(len(sweep.seeds), sweep.search.first_seeds or len(sweep.seeds))
 
 
 def _arm(sweep: Sweep, name: str, params: Mapping[str, Any]) -> tuple[Arm, list[Trial]]:
@@ -135,13 +143,15 @@ def _trial(arm: str, seed: int, cfg: RunConfig) -> Trial:
 
 @dataclass
 class Competition:
-    """Rounds over the arms of a sweep and, for a search, its proposals."""
+    """A source: rounds over the arms of a sweep and, for a search, its proposals."""
 
     sweep: Sweep
     ledger: Ledger
     view: Callable[[str], View]
-    joined: Callable[[Arm, list[Trial]], None]  # a new setting has come into the sweep
+    joined: Callable[[Arm | None, list[Trial]], None]  # trials have come into the sweep, with their arm if it is new
     warn: Callable[[str], None]
+    adaptive: bool = True
+    _first: Job | None = None
 
     def __post_init__(self) -> None:
         sweep = self.sweep
@@ -159,6 +169,9 @@ class Competition:
         arms: dict[str, list[Trial]] = {}
         for trial in sweep.trials:
             arms.setdefault(trial.arm, []).append(trial)
+        for row in self.rows:
+            if row["arm"] is not None and row["arm"] not in self.own:  # with the seeds that it may yet get
+                arms[row["arm"]] = _arm(sweep, row["arm"], json.loads(row["params"]))[1]
         self.rounds = Rounds(
             [self._candidate(name, trials, asked) for name, trials in arms.items()],
             self.rungs,
@@ -171,20 +184,36 @@ class Competition:
             margin=sweep.search.margin,
         )
 
+    def prime(self) -> bool:
+        """Whether there is anything to do, as far as the folders tell."""
+        self._first = self.rounds.take()
+        return self._first is not None
+
+    def take(self) -> Job | None:
+        job, self._first = self._first, None
+        return job or self.rounds.take()
+
+    def ended(self, trial_id: str, failed: bool) -> None:
+        self.rounds.ended(trial_id, failed)
+
     def _candidate(self, name: str, trials: Sequence[Trial], asked: Mapping[str, int]) -> Candidate:
         fixed = self.searches and name in self.own
         reached = [asked[trial.trial_id] for trial in trials if trial.trial_id in asked]
-        first = len(trials) if fixed or not self.searches else self.sweep.search.first_seeds or len(trials)
-        candidate = Candidate(name, tuple(trials), max(len(reached), min(first, len(trials))), fixed=fixed)
+        first = len(trials) if fixed or not self.searches else _first(self.sweep)
+        candidate = Candidate(name, tuple(trials), max(len(reached), first), fixed=fixed)
         if reached:
             candidate.rung = max((i for i, at in enumerate(self.rungs) if at <= max(reached)), default=0)
         if self.sweep.scheduler.kind == "median" and candidate.rung >= 0:  # final, unlike a promotion not yet earned
-            views = [self.view(trial.trial_id) for trial in trials]
+            views = [self.view(trial.trial_id) for trial in trials[: candidate.seeds]]
             candidate.ended = next((view.stop_reason for view in views if view.status == "pruned"), None)
         return candidate
 
     def _record(self, candidate: Candidate) -> None:
         until = self.rungs[candidate.rung]
+        there = {trial.trial_id for trial in self.sweep.trials}
+        if fresh := [trial for trial in candidate.trials[: candidate.seeds] if trial.trial_id not in there]:
+            self.ledger.join(self.sweep, fresh)
+            self._join(None, fresh)
         self.ledger.ask(self.sweep.name, [trial.trial_id for trial in candidate.trials[: candidate.seeds]], until)
 
     def pruned(self, final: bool) -> dict[str, tuple[int, str]]:
@@ -194,7 +223,7 @@ class Competition:
             if candidate.ended is None and not final:
                 continue
             why = candidate.ended or f"not among the best at iteration {at}"
-            found |= {trial.trial_id: (at, f"scheduler: {why}") for trial in candidate.trials[: candidate.seeds]}
+            found |= {trial.trial_id: (at, why) for trial in candidate.trials[: candidate.seeds]}
         return found
 
     # --- the search ---
@@ -204,8 +233,9 @@ class Competition:
 
         sweep, misses = self.sweep, self._misses_in_a_row()
         assert sweep.search.trials is not None
+        tried = False
         while len(self.rows) < sweep.search.trials + self._missed() and misses < MOST_MISSES:
-            number = len(self.rows)
+            number, tried = len(self.rows), True
             proposal = propose(sweep.space, sweep.search, self.known())
             name = f"#{number} {label(proposal.params)}"[:100]
             row: dict[str, Any] = {
@@ -224,20 +254,23 @@ class Competition:
                 trials = []
             same = next((t.arm for t in self.sweep.trials for each in trials if t.trial_id == each.trial_id), None)
             self.rows.append({**row, "arm": same or (name if trials else None)})
-            self.ledger.join(sweep, [] if same else trials, self.rows[-1])
+            given = trials[: _first(sweep)]
+            self.ledger.join(sweep, [] if same else given, self.rows[-1])
             if same or not trials:
                 misses += 1
                 continue
-            self.sweep = sweep = replace(
-                sweep, arms=(*sweep.arms, arm), trials=(*sweep.trials, *trials)
-            )
-            self.joined(arm, trials)
+            self._join(arm, given)
             return self._candidate(name, trials, {})
-        if misses >= MOST_MISSES:
+        if misses >= MOST_MISSES and tried:
             told = next((row["fault"] for row in reversed(self.rows) if row["fault"]), None)
             why = f"the last one was not allowed: {told}" if told else "all were settings that are there already"
             self.warn(f"The search ends early: {MOST_MISSES} proposals in a row led to nothing new ({why}).")
         return None
+
+    def _join(self, arm: Arm | None, trials: list[Trial]) -> None:
+        arms = self.sweep.arms if arm is None else (*self.sweep.arms, arm)
+        self.sweep = replace(self.sweep, arms=arms, trials=(*self.sweep.trials, *trials))
+        self.joined(arm, trials)
 
     def _misses_in_a_row(self) -> int:
         seen: set[str] = set(self.own)
@@ -273,8 +306,10 @@ def known_of(
             found.append(blank)
             continue
         trials = candidate.trials[: candidate.seeds]
-        views = [view(trial.trial_id) for trial in trials]
         state = rounds.state(candidate)
+        views = [view(trial.trial_id) for trial in trials]
+        if state == "pruned":  # the folders may hold more, for another sweep
+            views = [ended_at(each, rounds.rungs[candidate.rung], "") for each in views]
         values = objective_values(views, trials, sweep.search.objectives) if state != "running" else None
         if state == "running":
             found.append(replace(blank, state="running"))

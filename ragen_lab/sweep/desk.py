@@ -32,8 +32,9 @@ class Source(Protocol):
     def take(self) -> Job | None:
         """The next job; None while there is none."""
 
-    def ended(self, trial_id: str) -> None:
-        """The trial has come to rest, done, paused or failed for good; its view is up to date."""
+    def ended(self, trial_id: str, failed: bool) -> None:
+        """The trial has come to rest: done, paused, or not to be brought further in this call; its view is up to
+        date."""
 
 
 class InOrder:
@@ -47,7 +48,7 @@ class InOrder:
     def take(self) -> Job | None:
         return Job(self._left.pop()) if self._left else None
 
-    def ended(self, trial_id: str) -> None:
+    def ended(self, trial_id: str, failed: bool) -> None:
         return None
 
 
@@ -121,4 +122,4 @@ class Desk:
             del self._tries[request.trial_id]
         self.on_event(Event("retried" if again else "ended", request, result.pid or None, result))
         if not again:
-            self.source.ended(request.trial_id)
+            self.source.ended(request.trial_id, result.status in ("failed", "pending"))

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,20 +21,23 @@ from rich.console import Console
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import default_uri, uri_fault
-from ragen_lab.runs import from_home, from_mlflow, sweep_record
+from ragen_lab.runs import View, from_home, from_mlflow, look, sweep_record
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import SUCCESS, Board, Follower, last_value, plural
+from ragen_lab.sweep.budget import Budget
+from ragen_lab.sweep.compete import Competition, with_proposals
+from ragen_lab.sweep.desk import Desk, Event, InOrder, Job, Source
 from ragen_lab.sweep.ledger import Ledger
-from ragen_lab.sweep.local import Event
 from ragen_lab.sweep.mirroring import Mirroring, mlflow_uri
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.plan_text import describe
-from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
 from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 
 EXIT_FAILED = 1
 EXIT_INPUT = 2
+MOST_AT_ONCE = 10_000  # trials that a search may have under way
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
@@ -74,7 +77,7 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
     ledger = Ledger(home)
     try:
         with locked(home / "locks" / f"{sweep.name}.lock", what="sweep"):
-            return _Driver(sweep, options, home, ledger, console).run()
+            return _Driver(with_proposals(sweep, ledger), options, home, ledger, console).run()
     finally:
         ledger.close()
 
@@ -89,6 +92,7 @@ class _Driver:
         self.interrupted = False
         self.attempts: dict[str, int] = {}
         self._ledger_ails = False
+        self._competition: Competition | None = None
 
     def run(self) -> Finished:
         here = bool(self.plan.pending) and self.options.address is None
@@ -96,6 +100,7 @@ class _Driver:
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
         self.ledger.check_name(self.sweep)
         gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
+        source = self._source()
         self.say(describe(self.plan, brief=True))
         if gone:
             self.say(
@@ -105,8 +110,8 @@ class _Driver:
             )
         mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, self.options.program)
         with mirror:
-            if self.plan.pending:
-                self._train()
+            if source is not None:
+                self._train(source)
             self.board.settle()
         run_ids = mirror.run_ids
         report = None if self.interrupted or not self.options.report else self._report()
@@ -117,10 +122,42 @@ class _Driver:
 
     # --- training ---
 
-    def _train(self) -> None:
+    def _source(self) -> Source | None:
+        """What there is to do; None where all is there already."""
+        sweep = self.sweep
+        if sweep.search.kind == "grid" and sweep.scheduler.kind == "fifo":
+            return InOrder(self.plan.pending) if self.plan.pending else None
+        competition = Competition(sweep, self.ledger, self._view, self._joined, lambda text: self.say(text, "yellow"))
+        self._competition = competition
+        if not competition.prime():
+            self._prune(final=True)
+            return None
+        self._prune(final=False)  # who ended for want of rank may rise when there is more to compare with
+        return competition
+
+    def _view(self, trial_id: str) -> View:
+        return self.board.entries[trial_id].view
+
+    def _joined(self, arm: Arm | None, trials: list[Trial]) -> None:
+        """Trials have come into the sweep while it runs."""
+        arms = self.sweep.arms if arm is None else (*self.sweep.arms, arm)
+        self.sweep = replace(self.sweep, arms=arms, trials=(*self.sweep.trials, *trials))
+        for trial in trials:
+            self.board.add(trial, look(trial_folder(self.home, trial.trial_id), trial.cfg))
+
+    def _prune(self, final: bool) -> None:
+        """Write down which trials the scheduler has ended."""
+        if self._competition is not None:
+            ended = self._competition.pruned(final)
+            self.ledger.prune(self.sweep.name, ended)
+            self.board.prune(ended)
+
+    def _train(self, source: Source) -> None:
         in_process = self.options.engine == "local" and self.options.workers == 0
-        requests = [
-            TrialRequest(
+
+        def request(job: Job) -> TrialRequest:
+            trial = job.trial
+            return TrialRequest(
                 trial.trial_id,
                 trial.arm,
                 trial.seed,
@@ -128,34 +165,34 @@ class _Driver:
                 str(self.home),
                 trainer=self.options.trainer,
                 capture=not in_process,
+                until=job.until,
             )
-            for trial in self.plan.pending
-        ]
-        budget = None
-        if self.sweep.minutes is not None:
-            budget = threading.Timer(self.sweep.minutes * 60, self.stop.set)
-            budget.daemon = True
-            budget.start()
+
+        desk = Desk(source, request, self._event, most=self.sweep.budget.trials)
         live = self.console.is_terminal and not in_process
+        budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.stop)
         try:
-            with Follower(self.board, self.console, live), _terminable():
-                self._engine(requests)
+            with Follower(self.board, self.console, live), budget, _terminable():
+                self._engine(desk)
         except KeyboardInterrupt:
             self.interrupted = True
-        finally:
-            if budget is not None:
-                budget.cancel()
-        if self.stop.is_set() and not self.interrupted:
-            self.say(f"The budget of {self.sweep.minutes:g} minutes is over. The same command goes on from here.")
+        if not self.interrupted:
+            spent = budget.spent
+            if spent is None and desk.spent:
+                spent = f"The budget of {plural(self.sweep.budget.trials or 0, 'trial')} is over."
+            if spent is not None:
+                self.say(f"{spent} The same command goes on from here.")
+            self._prune(final=spent is None and not self.stop.is_set())
 
-    def _engine(self, requests: list[TrialRequest]) -> None:
+    def _engine(self, desk: Desk) -> None:
         sweep, options = self.sweep, self.options
         if options.engine == "ray":
             from ragen_lab.sweep import tune
 
-            tune.run(requests, self._event, self.stop, cpus=sweep.cpus, gpus=sweep.gpus, address=options.address)
-        else:
-            local.run(requests, self._event, self.stop, cpus=sweep.cpus, gpus=sweep.gpus, workers=options.workers)
+            tune.run(desk, self.stop, cpus=sweep.cpus, gpus=sweep.gpus, address=options.address)
+            return
+        most = sweep.budget.trials or MOST_AT_ONCE if self._competition else len(self.plan.pending)
+        local.run(desk, self.stop, cpus=sweep.cpus, gpus=sweep.gpus, workers=options.workers, most=most)
 
     def _event(self, event: Event) -> None:
         """Called by the engine, in this thread."""

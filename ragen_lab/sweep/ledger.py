@@ -98,7 +98,9 @@ class Ledger:
             )
         if version == 0:
             made = f"INSERT INTO meta VALUES ('home_id', '{uuid.uuid4().hex}');"
-            database.executescript(f"BEGIN;{_SCHEMA}{_VIEW}{_PROPOSALS}{made}PRAGMA user_version = {LEDGER_VERSION};COMMIT;")
+            database.executescript(
+                f"BEGIN;{_SCHEMA}{_VIEW}{_PROPOSALS}{made}PRAGMA user_version = {LEDGER_VERSION};COMMIT;"
+            )
             return database
         for old in range(version, LEDGER_VERSION):
             database.executescript(f"BEGIN;{_STEPS[old]}PRAGMA user_version = {old + 1};COMMIT;")

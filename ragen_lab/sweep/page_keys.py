@@ -111,9 +111,8 @@ def _form_fault(head: str, item: Any, tree: Mapping[str, Any]) -> str:
 
 def _fault(item: Any) -> str:
     path, got = ".".join(str(part) for part in item["loc"] if part not in AXIS_KINDS), item.get("input")
-    if path in _NOT_BUILT:
-        if got in _NOT_BUILT[path]:
-            return f"{path}: {got!r} is not built in this version; allowed: {_allowed(path)}."
+    if isinstance(got, str) and got in _NOT_BUILT.get(path, ()):
+        return f"{path}: {got!r} is not built in this version; allowed: {_allowed(path)}."
     if item["type"] == "extra_forbidden":
         head, _, leaf = path.rpartition(".")
         section = SweepPage.model_fields[head].annotation if head in SweepPage.model_fields else SweepPage

@@ -76,12 +76,10 @@ class Rounds:
             if not (self._promote() or self._another_seed() or self._begin()):
                 return None
 
-    def ended(self, trial_id: str) -> None:
+    def ended(self, trial_id: str, failed: bool) -> None:
         self._running.discard(trial_id)
-
-    def failed(self, trial_id: str) -> None:
-        """The trial cannot be brought further in this call."""
-        self._failed.add(trial_id)
+        if failed:
+            self._failed.add(trial_id)
 
     def resting(self) -> list[tuple[Candidate, int]]:
         """Candidates that came to rest below the last rung, with the iteration at which they did."""
@@ -114,10 +112,14 @@ class Rounds:
 
     def _complete(self, candidate: Candidate) -> bool:
         until = self.rungs[candidate.rung]
-        return candidate.rung >= 0 and all(
-            trial.trial_id in self._failed or self.results.reached(trial, until)
-            for trial in candidate.trials[: candidate.seeds]
-        ) and not any(trial.trial_id in self._running for trial in candidate.trials)
+        return (
+            candidate.rung >= 0
+            and all(
+                trial.trial_id in self._failed or self.results.reached(trial, until)
+                for trial in candidate.trials[: candidate.seeds]
+            )
+            and not any(trial.trial_id in self._running for trial in candidate.trials)
+        )
 
     def _promote(self) -> bool:
         if self.rule == "fifo":
@@ -145,9 +147,7 @@ class Rounds:
             averages = [mean for c in others if (mean := self._average(c, rung)) is not None]
             best = self._best_so_far(candidate, rung)
             if len(averages) >= self.least and (best is None or best < statistics.median(averages)):
-                candidate.ended = (
-                    f"below the median of {len(averages)} other settings at iteration {self.rungs[rung]}"
-                )
+                candidate.ended = f"below the median of {len(averages)} other settings at iteration {self.rungs[rung]}"
                 self.record(candidate)
                 continue
             return candidate

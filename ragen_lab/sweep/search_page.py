@@ -119,7 +119,9 @@ class SchedulerSection(Section):
     metric: str = knob("eval/success", "What the rungs compare: the mean over a setting's seeds.")
     first: int | None = knob(None, "Iterations before the first comparison. Default: an eighth of the run.", ge=1)
     factor: int = knob(3, "asha: one in so many goes on, and each rung is so many times longer.", ge=2)
-    every: int | None = knob(None, "median: iterations between comparisons. Default: as many as before the first.", ge=1)
+    every: int | None = knob(
+        None, "median: iterations between comparisons. Default: as many as before the first.", ge=1
+    )
     least: int = knob(3, "median: other settings that must have come as far before one is ended.", ge=1)
 
     @field_validator("metric")

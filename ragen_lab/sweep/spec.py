@@ -16,8 +16,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from ragen_lab.config import RunConfig, apply_overrides, build, flatten, knobs, load, suggest
 from ragen_lab.errors import ConfigError
 from ragen_lab.page import read_value, scan_page
@@ -63,9 +61,9 @@ class Sweep:
     gpus: float = 0
     minutes: float | None = None
     notes: tuple[str, ...] = ()
-    search: SearchSection = SearchSection()
-    scheduler: SchedulerSection = SchedulerSection()
-    budget: BudgetSection = BudgetSection()
+    search: SearchSection = field(default_factory=SearchSection)
+    scheduler: SchedulerSection = field(default_factory=SchedulerSection)
+    budget: BudgetSection = field(default_factory=BudgetSection)
     space: dict[str, Any] = field(default_factory=dict)  # axes of a search: levels or a Range
     template: Template | None = None  # what every arm of the page starts from
     grows: bool = False  # trials that earlier calls asked for stay in it

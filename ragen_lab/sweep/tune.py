@@ -132,9 +132,7 @@ def _failure(request: TrialRequest, trial: Any) -> TrialResult:
     return record_failure(request, f"the Ray worker process failed{why}; the trial's log.txt may say more.")
 
 
-def run(
-    desk: Desk, stop: threading.Event, *, cpus: float = 1, gpus: float = 0, address: str | None = None
-) -> None:
+def run(desk: Desk, stop: threading.Event, *, cpus: float = 1, gpus: float = 0, address: str | None = None) -> None:
     """Run what the desk hands out under Ray until it has no more, or until ``stop``.
 
     ``address``: a running cluster whose machines all see the home folder; None = this machine.
