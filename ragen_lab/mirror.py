@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
+from ragen_lab.provenance import redact
 from ragen_lab.track import locked
 
 if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
@@ -94,8 +95,8 @@ def uri_fault(uri: str) -> str | None:
     else:
         why = f"begins with {scheme!r}, which MLflow does not know"
     return (
-        f"{uri!r} {why}. Allowed: http://HOST:PORT, https://HOST, sqlite:////folder/mlflow.db or another database "
-        f"({', '.join(_SCHEMES[3:6])})."
+        f"{redact(uri)!r} {why}. Allowed: http://HOST:PORT, https://HOST, sqlite:////folder/mlflow.db or another "
+        f"database ({', '.join(_SCHEMES[3:6])})."
     )
 
 
@@ -161,7 +162,7 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         reason = reason.partition(" with exception ")[0]  # what follows is the inside of a library
         reason = textwrap.shorten(reason, 300, placeholder=" ...")
-        raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from error
+        raise TrackingError(redact(f"MLflow at {uri} cannot be used: {reason}")) from error
 
 
 @dataclass

@@ -24,6 +24,7 @@ from ragen_lab.config import RunConfig
 from ragen_lab.detect import replay
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import current, metric_from_mlflow, mlflow_errors, open_mlflow, param_from_text
+from ragen_lab.provenance import redact
 from ragen_lab.track import (
     LOCK_FILE,
     METRICS_FILE,
@@ -238,14 +239,17 @@ def read_trajectories(home: Path, trial_id: str) -> list[dict[str, Any]]:
 def run_of(
     view: View, cfg: RunConfig, sweep: str, arm: str, provenance: dict[str, Any], mlflow_run_id: str | None = None
 ) -> Run:
-    """A view of a trial with the names that a sweep gives it."""
+    """A view of a trial with the names that a sweep gives it, fit to be shown: no password in an address."""
+    params = cfg.flat()
+    if params["track.mlflow_uri"]:
+        params["track.mlflow_uri"] = redact(params["track.mlflow_uri"])
     return Run(
         trial_id=cfg.trial_id(),
         config_id=cfg.config_id(),
         sweep=sweep,
         arm=arm,
         seed=cfg.seed,
-        params=cfg.flat(),
+        params=params,
         rows=view.rows,
         status=view.status,
         stop_iteration=view.stop_iteration,

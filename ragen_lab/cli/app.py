@@ -316,7 +316,10 @@ def _overrides(texts: list[str] | None) -> dict[str, Any]:
 
 
 def _typed() -> str:
-    return f"{_program()} {shlex.join(sys.argv[1:])}"
+    """The command, for messages, the ledger and the report: without the password of an address."""
+    from ragen_lab.provenance import redact
+
+    return redact(f"{_program()} {shlex.join(sys.argv[1:])}")
 
 
 def _program() -> str:

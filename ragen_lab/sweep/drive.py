@@ -21,6 +21,7 @@ from rich.console import Console
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import default_uri, uri_fault
+from ragen_lab.provenance import redact
 from ragen_lab.runs import from_home, from_mlflow, sweep_record
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import SUCCESS, Board, Follower, duration, last_value, plural
@@ -127,6 +128,7 @@ class _Driver:
                 str(self.home),
                 trainer=self.options.trainer,
                 capture=not in_process,
+                command=self.options.command,
             )
             for trial in self.plan.pending
         ]
@@ -229,7 +231,7 @@ class _Driver:
             at_home = self.home == Path(".ragen-lab").absolute()
             own = mlflow_uri(entries[0].trial.cfg, self.home) == default_uri(self.home)
             command = f"{self.options.program} ui" + ("" if at_home else f" --home {shlex.quote(str(self.home))}")
-            self.say(f"MLflow: {command}" if own else f"MLflow: {mlflow_uri(entries[0].trial.cfg, self.home)}")
+            self.say(f"MLflow: {command if own else redact(mlflow_uri(entries[0].trial.cfg, self.home))}")
         held = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
         if self.interrupted:
             self.say(

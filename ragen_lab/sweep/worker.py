@@ -58,6 +58,7 @@ class TrialRequest:
     home: str
     trainer: str = "ragen_lab.train:train"  # "module:function"
     capture: bool = True  # what the trial prints goes to its log.txt
+    command: str = ""  # what the user typed, for the trial's provenance
     patience: float = 300.0  # seconds without a sign of life of another process at work on it, before giving up
 
 
@@ -108,7 +109,7 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
             trainer: Trainer = _find(request.trainer)
             tracker = FolderTracker(folder, request.cfg)
             notes = tracker.notes
-            write_provenance(folder, len(tracker.rows))
+            write_provenance(folder, len(tracker.rows), request.command, request.seed)
             outcome = trainer(request.cfg, tracker, Path(request.home), _Stage(folder / STAGE_FILE))
         except Exception as problem:  # the border of the trial: whatever it was is reported, none is lost
             error, permanent = _sentence(problem, folder), isinstance(problem, ConfigError)
