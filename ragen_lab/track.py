@@ -13,8 +13,10 @@ import json
 import logging
 import math
 import os
+import resource
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 TRIALS_FOLDER = "trials"
 METRICS_FILE = "metrics.jsonl"
 TRAJECTORIES_FILE = "trajectories.jsonl"
+SYSTEM_FILE = "system.jsonl"
 DONE_FILE = "DONE.json"
 LOCK_FILE = "lock"
 LOG_FILE = "log.txt"
@@ -119,6 +122,22 @@ def read_rows(file: Path) -> list[Row]:
             break
         rows.append(row)
     return rows
+
+
+def read_trajectories(home: Path, trial_id: str) -> list[dict[str, Any]]:
+    """The stored sample of a trial's trajectories, oldest first; each names its "iteration"."""
+    file = trial_folder(home, trial_id) / TRAJECTORIES_FILE
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def read_system(home: Path, trial_id: str) -> list[Row]:
+    """What was recorded of the trial's process (track.system_metrics), oldest first; empty where nothing was."""
+    file = trial_folder(home, trial_id) / SYSTEM_FILE
+    if not file.is_file():
+        return []
+    return [decode_row(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def write_text(file: Path, text: str) -> None:
@@ -298,6 +317,7 @@ class FolderTracker:
         self._claim()
         self.rows = read_rows(folder / METRICS_FILE)
         self._tidy = False
+        self._clocks = time.monotonic(), time.process_time()
 
     def _claim(self) -> None:
         """Refuse a folder that holds another config's run, whatever its name says."""
@@ -343,19 +363,38 @@ class FolderTracker:
         """Keep the first ``count`` rows, and of the trajectories what belongs to them."""
         del self.rows[count:]
         write_text(self.folder / METRICS_FILE, "".join(encode_row(row) + "\n" for row in self.rows))
-        samples = self.folder / TRAJECTORIES_FILE
-        if samples.exists():
-            kept = [line for line in samples.read_text(encoding="utf-8").split("\n")[:-1] if _sampled_at(line) < count]
-            write_text(samples, "".join(line + "\n" for line in kept))
+        for samples in (self.folder / TRAJECTORIES_FILE, self.folder / SYSTEM_FILE):
+            if samples.exists():
+                lines = samples.read_text(encoding="utf-8").split("\n")[:-1]
+                write_text(samples, "".join(line + "\n" for line in lines if _sampled_at(line) < count))
         self._tidy = True
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         if not self._tidy:
             self._cut(len(self.rows))  # a line torn by a kill must not run into the next one
         row = _row(self.rows, iteration, metrics)
+        if self.cfg.track.system_metrics:  # before the row, which says that all of its iteration is there
+            sampled = {"iteration": iteration, "timestamp": row["timestamp"], **self._system()}
+            with (self.folder / SYSTEM_FILE).open("a", encoding="utf-8") as handle:
+                handle.write(encode_row(sampled) + "\n")
         with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as handle:
             handle.write(encode_row(row) + "\n")
         self.rows.append(row)
+
+    def _system(self) -> Row:
+        """CPU use since the last row, and memory. Of the process: a kept worker may hold more than this trial."""
+        before, self._clocks = self._clocks, (time.monotonic(), time.process_time())
+        wall, cpu = (now - then for now, then in zip(self._clocks, before, strict=True))
+        unit = 1 if sys.platform == "darwin" else 1024  # the system's own unit of ru_maxrss
+        found = {
+            "system/cpu_percent": 100 * cpu / wall if wall > 0 else 0.0,  # of one core: 200 = two cores busy
+            "system/peak_rss_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
+        }
+        pages = Path("/proc/self/statm")
+        if pages.exists():
+            held = int(pages.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+            found["system/rss_megabytes"] = held / 1e6
+        return found
 
     def checkpoint(self, iteration: int, save: Callable[[Path], None]) -> None:
         parent = self.folder / "checkpoints"

@@ -267,14 +267,15 @@ def sync(
     sweep: Annotated[str, typer.Argument(help="Name of a sweep in the home.")],
     home: Home = HOME,
 ) -> None:
-    """Rebuild what MLflow shows of a sweep from the home, which is the truth.
+    """Rebuild what MLflow (and TensorBoard, W&B) show of a sweep from the home, which is the truth.
 
     Example: ragen-lab sync quickstart
     """
     from ragen_lab.sweep.mirroring import sync as rebuild
 
-    count, uri = rebuild(home, sweep)
-    print(f"{count} runs of {sweep} written to {uri}")
+    count, places = rebuild(home, sweep)
+    for place in places:
+        print(f"{count} runs of {sweep} written to {place}")
 
 
 @app.command()

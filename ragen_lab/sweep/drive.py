@@ -21,6 +21,7 @@ from rich.console import Console
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import default_uri, uri_fault
+from ragen_lab.mirror_folders import lacking_libraries
 from ragen_lab.provenance import redact
 from ragen_lab.runs import from_home, from_mlflow, sweep_record
 from ragen_lab.sweep import local
@@ -69,8 +70,11 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
     """
     home = options.home.absolute()
     track = sweep.trials[0].cfg.track
+    faults = lacking_libraries(track.model_dump())
     if track.mlflow and (fault := uri_fault(mlflow_uri(sweep.trials[0].cfg, home))):
-        raise ConfigError(sweep.file, [f"track.mlflow_uri: {fault}"])
+        faults.append(f"track.mlflow_uri: {fault}")
+    if faults:
+        raise ConfigError(sweep.file, faults)
     ledger = Ledger(home)
     try:
         with locked(home / "locks" / f"{sweep.name}.lock", what="sweep"):

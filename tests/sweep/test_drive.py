@@ -246,7 +246,7 @@ def test_the_mirror_is_rebuilt_from_the_folders(sweep_of: Make, drive: Drive, tm
     again, _ = drive(sweep)
     ids = [[trial["mlflow_run_id"] for trial in each.result["trials"]] for each in (first, again)]
     assert ids[0] == ids[1]
-    count, uri = sync(home, "tested")
+    count, (uri,) = sync(home, "tested")
     assert (count, uri) == (4, default_uri(home.absolute()))
     rebuilt = from_mlflow(uri, "tested")
     assert {run.trial_id: numbers(run.rows) for run in rebuilt} == rows_of(home)
