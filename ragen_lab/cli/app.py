@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,7 +100,7 @@ def sweep(
         print(json.dumps(plan_as_json(planned)) if as_json else describe(planned))
         return
     engine = "local" if local or workers is not None else "ray"
-    options = Options(home, engine, workers, address, _typed(), _program(), out=out)  # type: ignore[arg-type]
+    options = Options(home, engine, workers, address, _typed(), _program(), out=out, events=_events(as_json))  # type: ignore[arg-type]
     _finish(run_sweep(spec, options, own_terminal()), as_json)
 
 
@@ -118,7 +119,7 @@ def run(
     from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
     from ragen_lab.sweep.spec import one_run
 
-    options = Options(home, "local", 0, command=_typed(), program=_program(), out=out)
+    options = Options(home, "local", 0, command=_typed(), program=_program(), out=out, events=_events(as_json))
     _finish(run_sweep(one_run(file, _overrides(set_)), options, own_terminal()), as_json)
 
 
@@ -308,6 +309,15 @@ def doctor(as_json: AsJson = False, home: Home = HOME) -> None:
         for entry in found:
             print(f"{'ok  ' if entry['ok'] else 'FAIL'}  {entry['name']:<{width}}  {entry['about']}")
     sys.exit(0 if all(entry["ok"] for entry in found) else 1)
+
+
+def _events(as_json: bool) -> Callable[[str], None] | None:
+    """Where the events of a sweep go under --json."""
+    if not as_json:
+        return None
+    from ragen_lab.sweep.stream import to_stdout
+
+    return to_stdout()
 
 
 def _overrides(texts: list[str] | None) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +26,14 @@ from ragen_lab.mirror_folders import lacking_libraries
 from ragen_lab.provenance import redact
 from ragen_lab.runs import from_home, from_mlflow, sweep_record
 from ragen_lab.sweep import local
-from ragen_lab.sweep.board import SUCCESS, Board, Follower, duration, last_value, plural
+from ragen_lab.sweep.board import SUCCESS, Board, duration, last_value, plural
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.local import Event
 from ragen_lab.sweep.mirroring import Mirroring, mlflow_uri
 from ragen_lab.sweep.plan import Plan, make_plan
 from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.stream import Stream
+from ragen_lab.sweep.watch import Follower
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
 from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 
@@ -52,6 +55,7 @@ class Options:
     report: bool = True
     out: Path | None = None  # where the report goes
     trainer: str = "ragen_lab.train:train"
+    events: Callable[[str], None] | None = None  # takes the lines of the event stream (sweep/stream.py)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class _Driver:
         self.ledger, self.console = ledger, console
         self.plan = make_plan(sweep, home)
         self.board = Board(self.plan, home)
+        self.stream = Stream(options.events)
+        self.began = time.monotonic()
         self.stop = threading.Event()
         self.interrupted = False
         self.attempts: dict[str, int] = {}
@@ -101,13 +107,23 @@ class _Driver:
         self.ledger.check_name(self.sweep)
         gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
         self.say(describe(self.plan, brief=True))
+        planned, cost = len(self.plan.trials), self.plan.cost
+        self.stream(
+            "planned",
+            sweep=self.sweep.name,
+            trials=planned,
+            done=planned - cost.trials,
+            iterations=cost.iterations,
+            warnings=list(self.plan.warnings),
+        )
         if gone:
             self.say(
                 f"Note: {plural(len(gone), 'trial')} left this sweep, because the page no longer asks for "
                 f"{'it' if len(gone) == 1 else 'them'}; the results stay in the home, and in MLflow under the tag "
                 f"left_sweep."
             )
-        mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, self.options.program)
+        program = self.options.program
+        mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, program, self.stream)
         with mirror:
             if self.plan.pending:
                 self._train()
@@ -131,7 +147,7 @@ class _Driver:
                 trial.cfg,
                 str(self.home),
                 trainer=self.options.trainer,
-                capture=not in_process,
+                capture=not in_process or self.options.events is not None,  # a stream of JSON has no room for prints
                 command=self.options.command,
             )
             for trial in self.plan.pending
@@ -143,7 +159,8 @@ class _Driver:
             budget.start()
         live = self.console.is_terminal and not in_process
         try:
-            with Follower(self.board, self.console, live), _terminable():
+            told = lambda: self.stream.rows(self.board)  # noqa: E731
+            with Follower(self.board, self.console, live, on_poll=told), _terminable():
                 self._engine(requests)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -176,12 +193,35 @@ class _Driver:
             if not self._ledger_ails:  # the folders hold the results: training goes on without this entry
                 self.say(f"Warning: {error}", "yellow")
             self._ledger_ails = True
+        who = {"trial_id": trial_id, "arm": event.request.arm, "seed": event.request.seed}
         if event.kind == "started":
             self.board.started(trial_id)
+            self.stream("started", **who, attempt=self.board.entries[trial_id].tries)
             return
+        self.board.poll()
+        self.stream.rows(self.board)  # the last ones come before the end
         self.board.ended(trial_id, event.result)
+        self._stream_end(event, who)
         if event.result is not None:
             self._tell(event.request, event.result, again=event.kind == "retried")
+
+    def _stream_end(self, event: Event, who: dict[str, Any]) -> None:
+        entry, result = self.board.entries[event.request.trial_id], event.result
+        error = None if result is None else result.error
+        if event.kind == "retried":
+            self.stream("retried", **who, attempt=entry.tries, iteration=entry.view.iteration, error=error)
+            return
+        seconds = entry.seconds()
+        self.stream(
+            "ended",
+            **who,
+            status=entry.view.status,
+            iteration=entry.view.iteration,
+            stop_iteration=entry.view.stop_iteration,
+            stop_reason=entry.view.stop_reason,
+            seconds=None if seconds is None else round(seconds, 1),
+            error=error,
+        )
 
     def _tell(self, request: TrialRequest, result: TrialResult, again: bool) -> None:
         name = f"{request.arm} seed {request.seed}"
@@ -250,7 +290,28 @@ class _Driver:
         code = EXIT_INTERRUPTED if self.interrupted else EXIT_FAILED if failed or held else 0
         if code == EXIT_FAILED and not held and all(entry.result and entry.result.permanent for entry in failed):
             code = EXIT_INPUT
+        self._sum_up(code, report)
         return Finished({"sweep": self.sweep.name, "trials": trials, "report": report}, code)
+
+    def _sum_up(self, code: int, report: str | None) -> None:
+        """The last words: for a stream its last event, for a log one line that scripts may look for."""
+        statuses = [entry.view.status for entry in self.board.entries.values()]
+        done = sum(entry.view.done for entry in self.board.entries.values())
+        failed = statuses.count("failed")
+        ended = "failed" if failed else "done" if done == len(statuses) else "open"
+        summary = {
+            "status": "interrupted" if self.interrupted else ended,
+            "exit_code": code,
+            "trials": len(statuses),
+            "done": done,
+            "collapsed": statuses.count("collapsed"),
+            "failed": failed,
+            "seconds": round(time.monotonic() - self.began),
+        }
+        self.stream("report", path=report)
+        self.stream("summary", **summary)
+        if not self.console.is_terminal:
+            self.say(" ".join([f"ragen-lab: sweep={self.sweep.name}", *(f"{k}={v}" for k, v in summary.items())]))
 
 
 @contextmanager
