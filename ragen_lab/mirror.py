@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
-from ragen_lab.track import locked
+from ragen_lab.mirror_traces import delete_traces, write_traces
+from ragen_lab.provenance import redact
+from ragen_lab.track import locked, read_system, read_trajectories
 
 if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
     from mlflow.tracking import MlflowClient
@@ -94,8 +96,8 @@ def uri_fault(uri: str) -> str | None:
     else:
         why = f"begins with {scheme!r}, which MLflow does not know"
     return (
-        f"{uri!r} {why}. Allowed: http://HOST:PORT, https://HOST, sqlite:////folder/mlflow.db or another database "
-        f"({', '.join(_SCHEMES[3:6])})."
+        f"{redact(uri)!r} {why}. Allowed: http://HOST:PORT, https://HOST, sqlite:////folder/mlflow.db or another "
+        f"database ({', '.join(_SCHEMES[3:6])})."
     )
 
 
@@ -161,7 +163,7 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         reason = reason.partition(" with exception ")[0]  # what follows is the inside of a library
         reason = textwrap.shorten(reason, 300, placeholder=" ...")
-        raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from error
+        raise TrackingError(redact(f"MLflow at {uri} cannot be used: {reason}")) from error
 
 
 @dataclass
@@ -194,6 +196,11 @@ class MLflowMirror:
     _parent: str = ""
     _children: dict[str, _Child] = field(default_factory=dict)
     _replaced: list[str] = field(default_factory=list)
+    name = "MLflow"
+
+    @property
+    def place(self) -> str:
+        return redact(self.uri)
 
     def flush(
         self, runs: Sequence[Run], left: Iterable[str] = (), positions: Mapping[str, int] | None = None
@@ -226,7 +233,7 @@ class MLflowMirror:
         if self._client is not None and self._parent:
             with mlflow_errors(self.uri):
                 while self._replaced:
-                    self._client.delete_run(self._replaced.pop())
+                    self._delete(self._replaced.pop())
                 self._client.set_terminated(self._parent, status)
 
     def forget(self) -> None:
@@ -235,8 +242,12 @@ class MLflowMirror:
         with mlflow_errors(self.uri):
             self._find()
             for run_id in [self._parent, *(child.run_id for child in self._children.values()), *self._replaced]:
-                self._client.delete_run(run_id)
+                self._delete(run_id)
         self._parent, self._children, self._replaced = "", {}, []
+
+    def _delete(self, run_id: str) -> None:
+        delete_traces(self.uri, self._experiment, run_id)
+        self._client.delete_run(run_id)
 
     def _open(self) -> None:
         if self._client is None:
@@ -316,16 +327,18 @@ class MLflowMirror:
             for begin in range(0, len(entries), 100):
                 client.log_batch(child.run_id, params=entries[begin : begin + 100])
             self._children[run.trial_id] = child
+        system = read_system(self.home, run.trial_id) if run.params.get("track.system_metrics") else []
         points = [
             Metric(metric_name(name), value, round(row["timestamp"] * 1000), int(row["iteration"]))
-            for row in run.rows
-            if row["iteration"] > child.mirrored
+            for row in (*run.rows, *system)
+            if child.mirrored < row["iteration"] < len(run.rows)
             for name, value in row.items()
             if name not in ("iteration", "timestamp")
         ]
         for begin in range(0, len(points), _BATCH):
             client.log_batch(child.run_id, metrics=points[begin : begin + _BATCH])
         child.mirrored = max(child.mirrored, len(run.rows) - 1)
+        traced = self._trace(child, run)
         tags = {
             "position": str(position),
             "status": run.status,
@@ -333,6 +346,7 @@ class MLflowMirror:
             "stop_iteration": "" if run.stop_iteration is None else str(run.stop_iteration),
             "provenance": json.dumps(run.provenance),
             "mirrored_iteration": str(child.mirrored),
+            "mirrored_traces": traced,
             LEFT: "",
         }
         changed = {key: value for key, value in tags.items() if child.tags.get(key, "") != value}
@@ -341,6 +355,18 @@ class MLflowMirror:
             if "status" in changed:
                 self._set_status(child.run_id, run)
             child.tags.update(changed)
+
+    def _trace(self, child: _Child, run: Run) -> str:
+        """Show a sample of what the ended trial stored; what to note, so that it is done once."""
+        before, count = child.tags.get("mirrored_traces", ""), int(run.params.get("track.traces", 0))
+        if run.status in ("running", "pending") or not run.rows or not (count or before):
+            return before
+        now = f"{count} up to iteration {len(run.rows) - 1}"
+        if now != before:
+            stored = [each for each in read_trajectories(self.home, run.trial_id) if each["iteration"] < len(run.rows)]
+            times = [row["timestamp"] for row in run.rows]
+            write_traces(self.uri, self._experiment, child.run_id, stored, times, count)
+        return now
 
     def _set_status(self, run_id: str, run: Run) -> None:
         status = STATUS_IN_MLFLOW[run.status]

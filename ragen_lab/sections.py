@@ -380,6 +380,22 @@ class TrackSection(Section):
     )
     mlflow: bool = knob(True, "Mirror runs into MLflow.", identity=False)
     trajectories: int = knob(4, "Evaluation trajectories stored as text per evaluation.", identity=False, ge=0)
+    traces: int = knob(
+        2,
+        "Stored trajectories per trial shown as MLflow traces, from the first to the last evaluation; 0 = none.",
+        identity=False,
+        ge=0,
+        le=100,
+    )
+    system_metrics: bool = knob(
+        False, "Record the worker's CPU use and memory per iteration (system.jsonl, and MLflow).", identity=False
+    )
+    tensorboard: bool = knob(
+        False, "Mirror runs into TensorBoard event files in the home (extra: tensorboard).", identity=False
+    )
+    wandb: bool = knob(
+        False, "Mirror runs into offline runs of Weights & Biases in the home (extra: wandb).", identity=False
+    )
 
 
 ENV_SECTIONS: dict[str, type[Section]] = {

@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,7 +101,7 @@ def sweep(
         print(json.dumps(plan_as_json(planned)) if as_json else describe(planned))
         return
     engine = "local" if local or workers is not None else "ray"
-    options = Options(home, engine, workers, address, _typed(), _program(), out=out)  # type: ignore[arg-type]
+    options = Options(home, engine, workers, address, _typed(), _program(), out=out, events=_events(as_json))  # type: ignore[arg-type]
     _finish(run_sweep(spec, options, own_terminal()), as_json)
 
 
@@ -119,7 +120,7 @@ def run(
     from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
     from ragen_lab.sweep.spec import one_run
 
-    options = Options(home, "local", 0, command=_typed(), program=_program(), out=out)
+    options = Options(home, "local", 0, command=_typed(), program=_program(), out=out, events=_events(as_json))
     _finish(run_sweep(one_run(file, _overrides(set_)), options, own_terminal()), as_json)
 
 
@@ -268,14 +269,15 @@ def sync(
     sweep: Annotated[str, typer.Argument(help="Name of a sweep in the home.")],
     home: Home = HOME,
 ) -> None:
-    """Rebuild what MLflow shows of a sweep from the home, which is the truth.
+    """Rebuild what MLflow (and TensorBoard, W&B) show of a sweep from the home, which is the truth.
 
     Example: ragen-lab sync quickstart
     """
     from ragen_lab.sweep.mirroring import sync as rebuild
 
-    count, uri = rebuild(home, sweep)
-    print(f"{count} runs of {sweep} written to {uri}")
+    count, places = rebuild(home, sweep)
+    for place in places:
+        print(f"{count} runs of {sweep} written to {place}")
 
 
 @app.command()
@@ -310,6 +312,15 @@ def doctor(as_json: AsJson = False, home: Home = HOME) -> None:
     sys.exit(0 if all(entry["ok"] for entry in found) else 1)
 
 
+def _events(as_json: bool) -> Callable[[str], None] | None:
+    """Where the events of a sweep go under --json."""
+    if not as_json:
+        return None
+    from ragen_lab.sweep.stream import to_stdout
+
+    return to_stdout()
+
+
 def _overrides(texts: list[str] | None) -> dict[str, Any]:
     from ragen_lab.sweep.spec import parse_sets
 
@@ -317,7 +328,10 @@ def _overrides(texts: list[str] | None) -> dict[str, Any]:
 
 
 def _typed() -> str:
-    return f"{_program()} {shlex.join(sys.argv[1:])}"
+    """The command, for messages, the ledger and the report: without the password of an address."""
+    from ragen_lab.provenance import redact
+
+    return redact(f"{_program()} {shlex.join(sys.argv[1:])}")
 
 
 def _program() -> str:

@@ -11,7 +11,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +22,11 @@ from rich.console import Console
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import default_uri, uri_fault
+from ragen_lab.mirror_folders import lacking_libraries
+from ragen_lab.provenance import redact
 from ragen_lab.runs import View, from_home, from_mlflow, look, sweep_record
 from ragen_lab.sweep import local
-from ragen_lab.sweep.board import SUCCESS, Board, Follower, last_value, plural
+from ragen_lab.sweep.board import SUCCESS, Board, last_value, plural
 from ragen_lab.sweep.budget import Budget
 from ragen_lab.sweep.compete import Competition, with_proposals
 from ragen_lab.sweep.desk import Desk, Event, InOrder, Job, Source
@@ -32,6 +35,8 @@ from ragen_lab.sweep.mirroring import Mirroring, mlflow_uri
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.plan_text import describe
 from ragen_lab.sweep.spec import Arm, Sweep, Trial
+from ragen_lab.sweep.stream import Stream
+from ragen_lab.sweep.watch import Follower
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
 from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 
@@ -54,6 +59,7 @@ class Options:
     report: bool = True
     out: Path | None = None  # where the report goes
     trainer: str = "ragen_lab.train:train"
+    events: Callable[[str], None] | None = None  # takes the lines of the event stream (sweep/stream.py)
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,11 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
     """
     home = options.home.absolute()
     track = sweep.trials[0].cfg.track
+    faults = lacking_libraries(track.model_dump())
     if track.mlflow and (fault := uri_fault(mlflow_uri(sweep.trials[0].cfg, home))):
-        raise ConfigError(sweep.file, [f"track.mlflow_uri: {fault}"])
+        faults.append(f"track.mlflow_uri: {fault}")
+    if faults:
+        raise ConfigError(sweep.file, faults)
     ledger = Ledger(home)
     try:
         with locked(home / "locks" / f"{sweep.name}.lock", what="sweep"):
@@ -88,6 +97,8 @@ class _Driver:
         self.ledger, self.console = ledger, console
         self.plan = make_plan(sweep, home)
         self.board = Board(self.plan, home)
+        self.stream = Stream(options.events)
+        self.began = time.monotonic()
         self.stop = threading.Event()
         self.interrupted = False
         self.attempts: dict[str, int] = {}
@@ -102,13 +113,23 @@ class _Driver:
         gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
         source = self._source()
         self.say(describe(self.plan, brief=True))
+        planned, cost = len(self.plan.trials), self.plan.cost
+        self.stream(
+            "planned",
+            sweep=self.sweep.name,
+            trials=planned,
+            done=planned - cost.trials,
+            iterations=cost.iterations,
+            warnings=list(self.plan.warnings),
+        )
         if gone:
             self.say(
                 f"Note: {plural(len(gone), 'trial')} left this sweep, because the page no longer asks for "
                 f"{'it' if len(gone) == 1 else 'them'}; the results stay in the home, and in MLflow under the tag "
                 f"left_sweep."
             )
-        mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, self.options.program)
+        program = self.options.program
+        mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, program, self.stream)
         with mirror:
             if source is not None:
                 self._train(source)
@@ -164,15 +185,17 @@ class _Driver:
                 trial.cfg,
                 str(self.home),
                 trainer=self.options.trainer,
-                capture=not in_process,
+                capture=not in_process or self.options.events is not None,  # a stream of JSON has no room for prints
                 until=job.until,
+                command=self.options.command,
             )
 
         desk = Desk(source, request, self._event, most=self.sweep.budget.trials)
         live = self.console.is_terminal and not in_process
         budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.stop)
         try:
-            with Follower(self.board, self.console, live), budget, _terminable():
+            told = lambda: self.stream.rows(self.board)  # noqa: E731
+            with Follower(self.board, self.console, live, on_poll=told), budget, _terminable():
                 self._engine(desk)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -208,12 +231,35 @@ class _Driver:
             if not self._ledger_ails:  # the folders hold the results: training goes on without this entry
                 self.say(f"Warning: {error}", "yellow")
             self._ledger_ails = True
+        who = {"trial_id": trial_id, "arm": event.request.arm, "seed": event.request.seed}
         if event.kind == "started":
             self.board.started(trial_id)
+            self.stream("started", **who, attempt=self.board.entries[trial_id].tries)
             return
+        self.board.poll()
+        self.stream.rows(self.board)  # the last ones come before the end
         self.board.ended(trial_id, event.result)
+        self._stream_end(event, who)
         if event.result is not None:
             self._tell(event.request, event.result, again=event.kind == "retried")
+
+    def _stream_end(self, event: Event, who: dict[str, Any]) -> None:
+        entry, result = self.board.entries[event.request.trial_id], event.result
+        error = None if result is None else result.error
+        if event.kind == "retried":
+            self.stream("retried", **who, attempt=entry.tries, iteration=entry.view.iteration, error=error)
+            return
+        seconds = entry.seconds()
+        self.stream(
+            "ended",
+            **who,
+            status=entry.view.status,
+            iteration=entry.view.iteration,
+            stop_iteration=entry.view.stop_iteration,
+            stop_reason=entry.view.stop_reason,
+            seconds=None if seconds is None else round(seconds, 1),
+            error=error,
+        )
 
     def _tell(self, request: TrialRequest, result: TrialResult, again: bool) -> None:
         name = f"{request.arm} seed {request.seed}"
@@ -267,7 +313,7 @@ class _Driver:
             at_home = self.home == Path(".ragen-lab").absolute()
             own = mlflow_uri(entries[0].trial.cfg, self.home) == default_uri(self.home)
             command = f"{self.options.program} ui" + ("" if at_home else f" --home {shlex.quote(str(self.home))}")
-            self.say(f"MLflow: {command}" if own else f"MLflow: {mlflow_uri(entries[0].trial.cfg, self.home)}")
+            self.say(f"MLflow: {command if own else redact(mlflow_uri(entries[0].trial.cfg, self.home))}")
         held = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
         if self.interrupted:
             self.say(
@@ -282,7 +328,28 @@ class _Driver:
         code = EXIT_INTERRUPTED if self.interrupted else EXIT_FAILED if failed or held else 0
         if code == EXIT_FAILED and not held and all(entry.result and entry.result.permanent for entry in failed):
             code = EXIT_INPUT
+        self._sum_up(code, report)
         return Finished({"sweep": self.sweep.name, "trials": trials, "report": report}, code)
+
+    def _sum_up(self, code: int, report: str | None) -> None:
+        """The last words: for a stream its last event, for a log one line that scripts may look for."""
+        statuses = [entry.view.status for entry in self.board.entries.values()]
+        done = sum(entry.view.done for entry in self.board.entries.values())
+        failed = statuses.count("failed")
+        ended = "failed" if failed else "done" if done == len(statuses) else "open"
+        summary = {
+            "status": "interrupted" if self.interrupted else ended,
+            "exit_code": code,
+            "trials": len(statuses),
+            "done": done,
+            "collapsed": statuses.count("collapsed"),
+            "failed": failed,
+            "seconds": round(time.monotonic() - self.began),
+        }
+        self.stream("report", path=report)
+        self.stream("summary", **summary)
+        if not self.console.is_terminal:
+            self.say(" ".join([f"ragen-lab: sweep={self.sweep.name}", *(f"{k}={v}" for k, v in summary.items())]))
 
 
 @contextmanager

@@ -59,6 +59,7 @@ class TrialRequest:
     trainer: str = "ragen_lab.train:train"  # "module:function"
     capture: bool = True  # what the trial prints goes to its log.txt
     until: int | None = None  # stop here for now: the scheduler decides whether it goes on; None = to its end
+    command: str = ""  # what the user typed, for the trial's provenance
     patience: float = 300.0  # seconds without a sign of life of another process at work on it, before giving up
 
 
@@ -109,7 +110,7 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
             trainer: Trainer = _find(request.trainer)
             tracker = FolderTracker(folder, request.cfg)
             notes = tracker.notes
-            write_provenance(folder, len(tracker.rows))
+            write_provenance(folder, len(tracker.rows), request.command, request.seed)
             outcome = trainer(request.cfg, tracker, Path(request.home), _Stage(folder / STAGE_FILE), request.until)
         except Exception as problem:  # the border of the trial: whatever it was is reported, none is lost
             error, permanent = _sentence(problem, folder), isinstance(problem, ConfigError)

@@ -101,8 +101,9 @@ def test_sweep_json(write: Write, cli: Callable[..., Any], tmp_path: Path) -> No
     page = str(write())
     code, out, err = cli("sweep", page, "--workers", "2", "--json")
     assert code == 0
-    result = json.loads(out.splitlines()[-1])
-    assert len(out.splitlines()) == 1  # all words for people are on stderr
+    *events, result = [json.loads(line) for line in out.splitlines()]  # all words for people are on stderr
+    assert list(result) == ["sweep", "trials", "report"]
+    assert all("event" in event and "time" in event for event in events)
     assert result["sweep"] == "tested"
     assert len(result["trials"]) == 4
     assert all(trial["mlflow_run_id"] for trial in result["trials"])
@@ -112,7 +113,8 @@ def test_sweep_json(write: Write, cli: Callable[..., Any], tmp_path: Path) -> No
     assert "MLflow: ragen-lab ui --home" in err
     for line in (tmp_path / "home").glob("trials/*/metrics.jsonl"):
         assert "iteration" in json.loads(line.read_text().splitlines()[0])
-    again = json.loads(cli("sweep", page, "--workers", "2", "--json")[1])
+    *events, again = map(json.loads, cli("sweep", page, "--workers", "2", "--json")[1].splitlines())
+    assert [event["event"] for event in events] == ["planned", "report", "summary"]
     assert all(trial["reused"] for trial in again["trials"])
     assert set(calls(tmp_path / "home").values()) == {1}
 
