@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 RULES: dict[str, str] = {
     "inert": "A knob is set that cannot change anything in this run.",
     "optimizer_steps": "An axis also changes the optimizer steps per iteration.",
@@ -38,3 +40,15 @@ RULES: dict[str, str] = {
     "finding_6_format": "Finding 6 needs two format penalties.",
     "finding_6_probes": "Finding 6 needs evaluations that take the reasoning away.",
 }
+
+
+@dataclass(frozen=True)
+class Note:
+    """One thing that a rule found. ``accepted``: why the page says that it does not matter, where it does."""
+
+    rule: str
+    text: str
+    accepted: str | None = None
+
+    def __str__(self) -> str:
+        return self.text if self.accepted is None else f"Accepted ({self.rule}): {self.text} Why: {self.accepted}"
