@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from ragen_lab.errors import ConfigError
-from ragen_lab.page import scan_page
+from ragen_lab.page import scan_experiment
 from ragen_lab.sections import (
     ENV_SECTIONS,
     PUBLISHED,
@@ -457,8 +457,11 @@ def steps_vary(cfg: RunConfig) -> bool:
 
 
 def load(path: str | Path, overrides: dict[str, Any] | None = None) -> RunConfig:
-    """Read an experiment page. Raises ConfigError that names the file and every dotted path at fault."""
-    tree, twice = scan_page(path)
+    """Read an experiment page and what it inherits from its ``base``.
+
+    Raises ConfigError that names the file and every dotted path at fault.
+    """
+    tree, twice = scan_experiment(path)
     try:
         cfg = build(apply_overrides(tree, overrides or {}, str(path)), str(path))
     except ConfigError as error:

@@ -70,6 +70,9 @@ def sweep(
     file: Annotated[Path, typer.Argument(help="The sweep page, for example sweeps/quickstart.yaml.")],
     set_: Sets = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show trials, cost and warnings, and run nothing.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="With --plan: run 2 iterations per cost setting to estimate the time.")
+    ] = False,
     local: Annotated[bool, typer.Option("--local", help="A pool of processes on this machine instead of Ray.")] = False,
     workers: Annotated[
         int | None, typer.Option("--workers", min=0, help="Local processes; 0 = in this one, for a debugger.")
@@ -91,13 +94,20 @@ def sweep(
 
     ragen-lab sweep sweeps/quickstart.yaml --local --set train.iterations=10 --json
     """
+    from ragen_lab.errors import ConfigError
     from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
     from ragen_lab.sweep.plan_text import describe, plan_as_json, plan_here
     from ragen_lab.sweep.spec import load_sweep
 
+    if probe and not plan:
+        raise ConfigError("--probe", ["measures how long a sweep would take and runs none of it; add --plan."])
     spec = load_sweep(file, _overrides(set_))
     if plan:
         planned = plan_here(spec, home, address)
+        if probe:
+            from ragen_lab.sweep.probe import probed
+
+            planned = probed(planned, home, lambda line: print(line, file=sys.stderr))
         print(json.dumps(plan_as_json(planned)) if as_json else describe(planned))
         return
     engine = "local" if local or workers is not None else "ray"

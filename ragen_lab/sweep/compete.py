@@ -14,6 +14,7 @@ from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import View, ended_at
 from ragen_lab.sections import SCHEMA_VERSION
+from ragen_lab.sweep import design
 from ragen_lab.sweep.desk import Job
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.rounds import Candidate, Rounds
@@ -104,7 +105,8 @@ def search_key(sweep: Sweep) -> str:
     search = sweep.search.model_dump(exclude={"trials", "first_seeds", "margin"})
     space = {path: axis.model_dump() if isinstance(axis, Range) else axis for path, axis in sweep.space.items()}
     base = sweep.trials[0].cfg.identity()
-    told = [SCHEMA_VERSION, search, space, sweep.template.ties, {k: v for k, v in base.items() if k != "seed"}]
+    rules = [sweep.template.ties, sweep.template.constraints, [repr(each) for each in sweep.template.conditions]]
+    told = [SCHEMA_VERSION, search, space, rules, {k: v for k, v in base.items() if k != "seed"}]
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -236,7 +238,9 @@ class Competition:
         tried = False
         while len(self.rows) < sweep.search.trials + self._missed() and misses < MOST_MISSES:
             number, tried = len(self.rows), True
-            proposal = propose(sweep.space, sweep.search, self.known())
+            template = sweep.template
+            assert template is not None
+            proposal = propose(sweep.space, sweep.search, self.known(), template.conditions, template.plain())
             name = f"#{number} {label(proposal.params)}"[:100]
             row: dict[str, Any] = {
                 "number": number,
@@ -332,13 +336,5 @@ def _excess(constraint: str, views: Sequence[View], trials: Sequence[Trial]) -> 
 
 
 def label(params: Mapping[str, Any]) -> str:
-    """'lr=0.00123, keep_ratio=0.5'."""
-    lasts = [path.rsplit(".", 1)[-1] for path in params]
-
-    def text(value: Any) -> str:
-        return f"{value:.3g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-
-    return ", ".join(
-        f"{last if lasts.count(last) == 1 else path}={text(value)}"
-        for (path, value), last in zip(params.items(), lasts, strict=True)
-    )
+    """'lr=0.00123, keep_ratio=0.5': fractions to three digits, the number before them tells settings apart."""
+    return design.label({path: float(f"{v:.3g}") if isinstance(v, float) else v for path, v in params.items()})

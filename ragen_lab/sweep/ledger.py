@@ -19,6 +19,7 @@ from typing import Any
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError
 from ragen_lab.runs import LEDGER_FILE, ledger_error
+from ragen_lab.sweep.neighbours import leaving
 from ragen_lab.sweep.spec import Sweep, Trial
 from ragen_lab.track import TRIALS_FOLDER, locked
 
@@ -133,15 +134,8 @@ class Ledger:
 
         A page without arms of its own (``grows``) loses only those of an arm whose settings have changed.
         """
-        asked = {trial.trial_id for trial in sweep.trials}
-        arms = {trial.arm: trial.cfg.config_id() for trial in sweep.trials}
         rows = self._read("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (sweep.name,))
-        return [
-            row["trial_id"]
-            for row in rows
-            if row["trial_id"] not in asked
-            and not (sweep.grows and arms.get(row["arm"], row["config_id"]) == row["config_id"])
-        ]
+        return [row["trial_id"] for row in leaving(sweep, rows)]
 
     def check_name(self, sweep: Sweep) -> None:
         """Raises ConfigError where the name is that of another page's sweep, which would lose trials to this one.

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from ragen_lab.runs import View
-from ragen_lab.sweep.plan import lint, make_plan, plan_of, seconds_per_iteration, seeds_needed, smallest_p
+from ragen_lab.sweep.estimate import pace_of
+from ragen_lab.sweep.lint import lint, seeds_needed, smallest_p
+from ragen_lab.sweep.plan import make_plan, plan_of
 from ragen_lab.sweep.plan_text import describe, plan_here
 from ragen_lab.sweep.spec import Sweep
 
@@ -50,7 +52,7 @@ def test_seeds_needed() -> None:
 
 
 def notes(sweep: Sweep, word: str) -> list[str]:
-    return [note for note in lint(sweep) if word in note]
+    return [note.text for note in lint(sweep) if word in note.text]
 
 
 def test_too_few_seeds(sweep_of: Make) -> None:
@@ -70,10 +72,12 @@ def test_keep_ratio_also_changes_the_updates(sweep_of: Make) -> None:
 
 def test_finding_4_controls(sweep_of: Make) -> None:
     assert notes(sweep_of(), "no random-drop control")
-    assert "optim.updates_per_rollout: 4" in notes(sweep_of(), "as many updates")[0]
+    assert "optim.updates_per_rollout: 4" in notes(sweep_of(), "no control with as many updates")[0]
     arms = {
         "random_drop": {"filter.kind": "random", "filter.keep_ratio": 0.25},
         "same_updates": {"filter.keep_ratio": 0.25, "optim.updates_per_rollout": 4},
+        "zero_only": {"filter.kind": "zero_only", "filter.keep_ratio": 0.25},
+        "smallest": {"filter.kind": "smallest", "filter.keep_ratio": 0.25},
     }
     complete = sweep_of(arms=arms, on_collapse="continue", seeds=5)
     assert not notes(complete, "finding 4")
@@ -106,11 +110,13 @@ def test_alpha_is_shared_by_the_findings(sweep_of: Make) -> None:
     assert not notes(sweep_of(findings=[1, 4], seeds=6), "no verdict is possible")
 
 
-def test_the_pace_is_the_median(sweep_of: Make) -> None:
+def test_the_pace_is_the_median() -> None:
     """Gaps 1, 10, 10: one quick row does not make a quick run."""
     rows = tuple({"iteration": float(i), "timestamp": stamp} for i, stamp in enumerate((0.0, 1.0, 11.0, 21.0)))
-    assert seconds_per_iteration(View(False, "stopped", rows)) == 10
-    assert seconds_per_iteration(View(False, "stopped", rows[:1])) is None
+    pace = pace_of(rows)
+    assert pace is not None
+    assert (pace.plain, pace.evaluated) == (10, 10)
+    assert pace_of(rows[:1]) is None
 
 
 def test_a_budget_that_is_over_at_once(sweep_of: Make) -> None:
@@ -119,7 +125,7 @@ def test_a_budget_that_is_over_at_once(sweep_of: Make) -> None:
 
 
 def test_finding_4_needs_two_keep_ratios(sweep_of: Make) -> None:
-    (note,) = notes(sweep_of(**{"axes.filter.keep_ratio": [0.5]}), "finding 4")
+    (note,) = notes(sweep_of(on_collapse="continue", **{"axes.filter.keep_ratio": [0.5]}), "finding 4")
     assert "at least two keep ratios" in note
     assert not notes(sweep_of(), "at least two keep ratios")
 
@@ -142,7 +148,7 @@ def test_a_knob_without_effect_in_some_arms_names_them(sweep_of: Make) -> None:
 
 def test_truth_values_are_no_levels(sweep_of: Make) -> None:
     """Three levels of a switch do not exist, and two are no trend; a bool counts as no number."""
-    from ragen_lab.sweep.plan import _is_number
+    from ragen_lab.sweep.lint import _is_number
 
     assert [_is_number(value) for value in (True, False, 1, 0.5, "1")] == [False, False, True, True, False]
 

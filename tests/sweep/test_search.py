@@ -11,6 +11,7 @@ import pytest
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import from_home
+from ragen_lab.sweep.design import Condition
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.search import Known, importances, pareto, propose
@@ -180,7 +181,7 @@ def hill(params: dict[str, Any]) -> float:
 
 def search_over(search: SearchSection, count: int = 30) -> list[Known]:
     known: list[Known] = []
-    conditions = {"filter.keep_ratio": {"filter.kind": "std"}}
+    conditions = [Condition("filter.keep_ratio", {"filter.kind": ("std",)})]
     for number in range(count):
         proposal = propose(SPACE, search, known, conditions)
         values = tuple(hill(proposal.params) if place == 0 else proposal.params["rollout.prompts"] / 32
