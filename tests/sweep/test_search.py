@@ -132,13 +132,13 @@ def test_a_setting_that_no_run_may_have(sweep_of: Make, drive: Drive, tmp_path: 
     page = """
 base: base.yaml
 axes:
-  rollout.responses: {low: 1, high: 3}
+  rollout.responses: {low: 1, high: 4}
   algo.name: [ppo, grpo]
 search: {kind: random, trials: 5}
 """
     finished, _ = drive(sweep_of(page, filter__kind="random"))
     assert {trial["status"] for trial in finished.result["trials"]} <= {"finished", "collapsed"}
-    assert len({trial["arm"] for trial in finished.result["trials"]} - {"base"}) == 5
+    assert len({trial["arm"] for trial in finished.result["trials"]} - {"base"}) == 5  # of the 6 that are new
     faults = [row["fault"] for row in _proposals(tmp_path / "home") if row["fault"]]
     assert faults
     assert all("1 with algo.name grpo has no group baseline" in fault for fault in faults)
