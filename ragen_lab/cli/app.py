@@ -66,7 +66,9 @@ def _options(
 
 @app.command()
 def sweep(
-    file: Annotated[Path, typer.Argument(help="The sweep page, for example sweeps/quickstart.yaml.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="The sweep page, for example sweeps/quickstart.yaml.", show_default=False)
+    ] = None,
     set_: Sets = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show trials, cost and warnings, and run nothing.")] = False,
     local: Annotated[bool, typer.Option("--local", help="A pool of processes on this machine instead of Ray.")] = False,
@@ -76,11 +78,26 @@ def sweep(
     address: Annotated[
         str | None, typer.Option("--address", help="A running Ray cluster; its machines must share the home.")
     ] = None,
+    rerun: Annotated[
+        str | None,
+        typer.Option("--rerun", metavar="failed|collapsed|ARM", help="Compute these trials anew; the old are kept."),
+    ] = None,
+    status: Annotated[
+        str | None, typer.Option("--status", metavar="NAME", help="Show what a sweep is doing, from any terminal.")
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option("--stop", metavar="NAME", help="End a running sweep now; repeat it to resume.")
+    ] = None,
+    pause: Annotated[
+        str | None, typer.Option("--pause", metavar="NAME", help="End a running sweep at its trials' checkpoints.")
+    ] = None,
     out: Out = None,
     as_json: AsJson = False,
     home: Home = HOME,
 ) -> None:
     """Run every arm and seed of a sweep page, then write its report. Repeat the command to resume.
+
+    A running sweep can be watched and ended by its name from another terminal.
 
     Examples:
 
@@ -89,18 +106,43 @@ def sweep(
     ragen-lab sweep sweeps/quickstart.yaml --plan --set seeds=5
 
     ragen-lab sweep sweeps/quickstart.yaml --local --set train.iterations=10 --json
+
+    ragen-lab sweep sweeps/quickstart.yaml --rerun failed
+
+    ragen-lab sweep --status quickstart
+
+    ragen-lab sweep --pause quickstart
     """
+    from ragen_lab.sweep.control import choice
     from ragen_lab.sweep.drive import Options, describe, own_terminal, plan_as_json, plan_here, run_sweep
     from ragen_lab.sweep.spec import load_sweep
 
+    running = {"set": set_, "plan": plan, "local": local, "workers": workers is not None, "address": address,
+               "rerun": rerun, "out": out}  # fmt: skip
+    if asked := choice(file, {"status": status, "stop": stop, "pause": pause}, running):
+        _control(home, *asked, as_json)
+        return
+    assert file is not None
     spec = load_sweep(file, _overrides(set_))
     if plan:
         planned = plan_here(spec, home, address)
         print(json.dumps(plan_as_json(planned)) if as_json else describe(planned))
         return
     engine = "local" if local or workers is not None else "ray"
-    options = Options(home, engine, workers, address, _typed(), _program(), out=out)  # type: ignore[arg-type]
+    options = Options(home, engine, workers, address, _typed(rerun), _program(), out=out, rerun=rerun)  # type: ignore[arg-type]
     _finish(run_sweep(spec, options, own_terminal()), as_json)
+
+
+def _control(home: Path, action: str, name: str, as_json: bool) -> None:
+    from ragen_lab.sweep.control import ask, describe_status, status_of
+
+    if action == "status":
+        found = status_of(home, name)
+        print(json.dumps(found) if as_json else describe_status(found))
+        return
+    told = ask(home, name, action, lambda line: print(line, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps(told))
 
 
 @app.command()
@@ -315,8 +357,13 @@ def _overrides(texts: list[str] | None) -> dict[str, Any]:
     return parse_sets(texts or [])
 
 
-def _typed() -> str:
-    return f"{_program()} {shlex.join(sys.argv[1:])}"
+def _typed(rerun: str | None = None) -> str:
+    """The command as it was typed. Without --rerun: to repeat that would begin all over again."""
+    words = sys.argv[1:]
+    if rerun is not None:
+        given = [i for i, word in enumerate(words) if word == "--rerun"]
+        words = [word for i, word in enumerate(words) if not ({i, i - 1} & set(given) or word.startswith("--rerun="))]
+    return f"{_program()} {shlex.join(words)}"
 
 
 def _program() -> str:

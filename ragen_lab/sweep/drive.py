@@ -25,7 +25,7 @@ from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import MLflowMirror, default_uri, uri_fault
 from ragen_lab.runs import Run, from_home, from_mlflow, sweep_record
-from ragen_lab.sweep import local
+from ragen_lab.sweep import control, local, rerun
 from ragen_lab.sweep.board import SUCCESS, Board, Follower, duration, last_value, plural
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.local import Event
@@ -53,6 +53,7 @@ class Options:
     report: bool = True
     out: Path | None = None  # where the report goes
     trainer: str = "ragen_lab.train:train"
+    rerun: str | None = None  # failed, collapsed or an arm: compute these trials anew
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,11 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
         raise ConfigError(sweep.file, [f"track.mlflow_uri: {fault}"])
     ledger = Ledger(home)
     try:
-        with locked(home / "locks" / f"{sweep.name}.lock", what="sweep"):
-            return _Driver(sweep, options, home, ledger, console).run()
+        with locked(control.lock_of(home, sweep.name), what="sweep"):
+            aside = None
+            if options.rerun is not None:
+                aside = rerun.set_aside(sweep, home, options.rerun, ledger, here=options.address is None)
+            return _Driver(sweep, options, home, ledger, console).run(aside)
     finally:
         ledger.close()
 
@@ -91,14 +95,21 @@ class _Driver:
         self.interrupted = False
         self.attempts: dict[str, int] = {}
         self._ledger_ails = False
+        in_process = options.engine == "local" and options.workers == 0
+        self.listener = control.Listener(home, sweep.name, self.stop, self._at_work, in_process)
 
-    def run(self) -> Finished:
+    def _at_work(self) -> list[Path]:
+        return [entry.folder for entry in list(self.board.entries.values()) if entry.running]
+
+    def run(self, aside: Sequence[rerun.SetAside] | None = None) -> Finished:
         here = bool(self.plan.pending) and self.options.address is None
         if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
         self.ledger.check_name(self.sweep)
         gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
         self.say(describe(self.plan, brief=True))
+        if aside is not None:
+            self.say(rerun.told(aside, self.sweep, self.home))
         if gone:
             self.say(
                 f"Note: {plural(len(gone), 'trial')} left this sweep, because the page no longer asks for "
@@ -110,6 +121,8 @@ class _Driver:
             if self.plan.pending:
                 self._train()
             self.board.settle()
+        for entry in aside or ():
+            self.say(rerun.compared(entry, self.home))
         run_ids = mirror.run_ids
         report = None if self.interrupted or not self.options.report else self._report()
         return self._finish(run_ids, report)
@@ -130,6 +143,7 @@ class _Driver:
                 str(self.home),
                 trainer=self.options.trainer,
                 capture=not in_process,
+                pause=str(self.listener.pause),
             )
             for trial in self.plan.pending
         ]
@@ -140,14 +154,16 @@ class _Driver:
             budget.start()
         live = self.console.is_terminal and not in_process
         try:
-            with Follower(self.board, self.console, live), _terminable():
+            with Follower(self.board, self.console, live), _terminable(), self.listener:
                 self._engine(requests)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
             if budget is not None:
                 budget.cancel()
-        if self.stop.is_set() and not self.interrupted:
+        if self.listener.action is not None:
+            self.interrupted = not all(entry.view.done for entry in self.board.entries.values())
+        elif self.stop.is_set() and not self.interrupted:
             self.say(f"The budget of {self.sweep.minutes:g} minutes is over. The same command goes on from here.")
 
     def _engine(self, requests: list[TrialRequest]) -> None:
@@ -235,9 +251,10 @@ class _Driver:
             self.say(f"MLflow: {command}" if own else f"MLflow: {mlflow_uri(entries[0].trial.cfg, self.home)}")
         held = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
         if self.interrupted:
+            how = "Interrupted. What was logged is on disk; running trials go on from their last checkpoints."
+            again = f": {self.options.command}" if self.options.command else "."
             self.say(
-                "Interrupted. What was logged is on disk; running trials go on from their last checkpoints. To go on, "
-                f"repeat the same command{': ' + self.options.command if self.options.command else '.'}",
+                f"{self.listener.words() if self.listener.action else how} To go on, repeat the same command{again}",
                 "yellow",
             )
         elif failed and all(entry.result and entry.result.permanent for entry in failed):
