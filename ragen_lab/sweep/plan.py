@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from ragen_lab.config import RunConfig, steps_per_iteration
 from ragen_lab.inert import inert_knobs
 from ragen_lab.runs import View, look
+from ragen_lab.sweep.growth import horizon_notes
 from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.track import trial_folder
 
@@ -86,7 +87,9 @@ def seconds_per_iteration(view: View) -> float | None:
 
 def make_plan(sweep: Sweep, home: Path) -> Plan:
     """The plan for a home folder, which need not exist."""
-    return plan_of(sweep, lambda trial: look(trial_folder(home, trial.trial_id), trial.cfg))
+    plan = plan_of(sweep, lambda trial: look(trial_folder(home, trial.trial_id), trial.cfg))
+    unseen = [planned.trial for planned in plan.trials if not planned.view.rows]
+    return replace(plan, warnings=(*plan.warnings, *horizon_notes(unseen, home)))
 
 
 def plan_of(sweep: Sweep, seen: Callable[[Trial], View]) -> Plan:

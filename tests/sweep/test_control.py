@@ -164,7 +164,7 @@ def test_a_home_in_which_nothing_can_be_asked(
     monkeypatch.setattr(control, "write_json", refuse)
     with (
         locked(control.lock_of(home, "tested")),
-        pytest.raises(HomeError, match="cannot be written(.|\n)*Make .* writable, or end process"),
+        pytest.raises(HomeError, match=r"cannot be written(.|\n)*Make .* writable, or end process"),
     ):
         control.ask(home, "tested", "pause", lambda line: None)
 
@@ -324,7 +324,7 @@ def test_rerun_leaves_trials_that_others_work_on(sweep_of: Make, drive: Drive, t
     ):
         drive(sweep, rerun="keep_ratio=1.0")
     assert not (home / "set-aside").exists()  # not half of them either
-    with pytest.raises(ConfigError, match="resources.cpus"):
+    with pytest.raises(ConfigError, match=r"resources\.cpus"):
         drive(sweep_of(resources={"cpus": 4096}), rerun="keep_ratio=1.0")
     assert not (home / "set-aside").exists()
 
