@@ -304,6 +304,64 @@ def show(
             print(f"  did: {did} (reward {turn['reward']:g}, penalty {turn['penalty']:g})")
 
 
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="HOME2", help="The home folder to import from; it is only read.")],
+    sweep: Annotated[str | None, typer.Option("--sweep", help="Only this sweep of it [default: everything].")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would come, with its bytes; copy nothing.")
+    ] = False,
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Bring trials, and their sweeps, of another home into this one; verified, and never over a trial that differs.
+
+    Examples:
+
+    ragen-lab import /mnt/cluster/.ragen-lab --dry-run
+
+    ragen-lab import ../other/.ragen-lab --sweep filter_ratio
+    """
+    from ragen_lab.sweep.transfer import as_json as plain
+    from ragen_lab.sweep.transfer import bring, describe, plan_import
+
+    found = plan_import(home, source, sweep)
+    if not dry_run:
+        print(describe(found), file=sys.stderr, flush=True)
+        found = bring(home, found, sweep)
+    print(json.dumps(plain(found)) if as_json else describe(found))
+    sys.exit(1 if found.refused else 0)
+
+
+@app.command()
+def prune(
+    sweep: Annotated[
+        str | None, typer.Argument(help="Name of a sweep [default: every trial of the home].", show_default=False)
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", metavar="last|best|before-alarm", help="What stays. May be repeated.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only say what would go.")] = False,
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Delete checkpoints by a policy, with the bytes told first. Results, trajectories and logs stay.
+
+    Examples:
+
+    ragen-lab prune --keep last
+
+    ragen-lab prune filter_ratio --keep best --keep before-alarm --yes
+    """
+    from ragen_lab.sweep.prune import as_json as plain
+    from ragen_lab.sweep.prune import describe
+    from ragen_lab.sweep.prune import prune as apply
+
+    policies = keep or []
+    found = apply(home, sweep, policies, delete=yes)
+    print(json.dumps(plain(sweep, policies, found, yes)) if as_json else describe(policies, found, yes))
+
+
 @app.command()
 def sync(
     sweep: Annotated[str, typer.Argument(help="Name of a sweep in the home.")],

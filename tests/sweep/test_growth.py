@@ -173,7 +173,8 @@ seeds: {seeds}
 on_collapse: {policy}
 """
 SETS = ["eval.every=1", "eval.prompts=16", "rollout.prompts=4", "rollout.responses=4", "train.checkpoint_every=2",
-        "track.mlflow=false", "detect.level.peak=1e-6", "detect.level.fall=1", "detect.level.evaluations=1",
+        "track.mlflow=false", "detect.level.peak=1e-6", "detect.level.fall=1", "detect.level.recovered=1",
+        "detect.level.evaluations=1",
         "optim.lr=0.01"]  # fmt: skip
 
 
@@ -192,16 +193,17 @@ def real(tmp_path: Path, home: str, levels: str, seeds: int, policy: str, iterat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_real_trainer_grows_bit_for_bit(tmp_path: Path) -> None:
     """Levels, seeds, iterations, and shadow after a stop (the detector is set so that any dip is a collapse): equal to
     a sweep that was as large, as long and in shadow from the start."""
-    first = real(tmp_path, "grown", "[1.0]", 1, "stop", 4)
+    first = real(tmp_path, "grown", "[1.0]", 1, "stop", 3)
     statuses = [trial["status"] for trial in first["trials"]]
     assert statuses == ["collapsed"], "nothing was stopped, so nothing goes on after a stop"
     stopped = first["trials"][0]["stop_iteration"]
-    assert stopped < 4
-    real(tmp_path, "grown", "[1.0, 0.5]", 2, "continue", 6)
-    large = real(tmp_path, "plain", "[1.0, 0.5]", 2, "continue", 6)
+    assert stopped < 3
+    real(tmp_path, "grown", "[1.0, 0.5]", 2, "continue", 4)
+    large = real(tmp_path, "plain", "[1.0, 0.5]", 2, "continue", 4)
     assert [trial["status"] for trial in large["trials"]] == ["finished"] * 4
     assert rows_of(tmp_path / "grown", "grown") == rows_of(tmp_path / "plain", "grown")
     folder = trial_folder(tmp_path / "grown", first["trials"][0]["trial_id"])
