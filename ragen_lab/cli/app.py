@@ -307,7 +307,7 @@ def show(
 @app.command("import")
 def import_(
     source: Annotated[Path, typer.Argument(metavar="HOME2", help="The home folder to import from; it is only read.")],
-    sweep: Annotated[str | None, typer.Option("--sweep", help="Only this sweep of it [default: everything].")] = None,
+    sweep: Annotated[str | None, typer.Option("--sweep", help="Only this sweep of it (default: everything).")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would come, with its bytes; copy nothing.")
     ] = False,
@@ -336,7 +336,7 @@ def import_(
 @app.command()
 def prune(
     sweep: Annotated[
-        str | None, typer.Argument(help="Name of a sweep [default: every trial of the home].", show_default=False)
+        str | None, typer.Argument(help="Name of a sweep (default: every trial of the home).", show_default=False)
     ] = None,
     keep: Annotated[
         list[str] | None, typer.Option("--keep", metavar="last|best|before-alarm", help="What stays. May be repeated.")

@@ -197,6 +197,8 @@ def choice(file: Path | None, asked: dict[str, str | None], others: dict[str, An
                 "sweep",
                 ["name a sweep page, for example sweeps/quickstart.yaml; or --status, --stop or --pause with a name."],
             )
+        if others.get("plan") and others.get("rerun"):
+            raise ConfigError("sweep", ["--rerun sets results aside, and --plan changes nothing: give one of them."])
         return None
     faults = []
     if len(given) > 1:

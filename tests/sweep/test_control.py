@@ -222,6 +222,8 @@ def test_words_that_do_not_go_together() -> None:
     assert control.choice(None, {**names, "stop": "tested"}, {"plan": False}) == ("stop", "tested")
     with pytest.raises(ConfigError, match="name a sweep page"):
         control.choice(None, names, {})
+    with pytest.raises(ConfigError, match="--plan changes nothing"):
+        control.choice(Path("a.yaml"), names, {"plan": True, "rerun": "failed"})
     with pytest.raises(ConfigError) as error:
         control.choice(Path("a.yaml"), {**names, "stop": "x", "status": "y"}, {"plan": True, "local": False})
     assert len(error.value.faults) == 3
