@@ -71,7 +71,7 @@ class RunConfig(Section):
     def identity(self) -> dict[str, Any]:
         """The flat leaves that can change this run's numbers and are not at their default."""
         leaves = dict(_identity_leaves(self))
-        if "linear" in (self.optim.schedule, self.algo.entropy_schedule):  # only then the horizon reaches the numbers
+        if horizon_knobs(self):
             leaves["train.iterations"] = self.train.iterations
         leaves["env.name"] = self.env.name
         return leaves
@@ -84,6 +84,12 @@ class RunConfig(Section):
         """The trial id without the seed: equal for all replicates of one arm."""
         leaves = {path: value for path, value in self.identity().items() if path != "seed"}
         return _digest({**leaves, "schema": SCHEMA_VERSION})
+
+
+def horizon_knobs(cfg: RunConfig) -> list[str]:
+    """The knobs by which train.iterations reaches the numbers: with one of them a longer run is another run."""
+    schedules = {"optim.schedule": cfg.optim.schedule, "algo.entropy_schedule": cfg.algo.entropy_schedule}
+    return [path for path, value in schedules.items() if value == "linear"]
 
 
 def _digest(value: Any) -> str:

@@ -302,9 +302,12 @@ class MLflowMirror:
         client = self._client
         params = {path: param_to_text(value) for path, value in run.params.items()}
         child = self._children.get(run.trial_id)
-        if child is not None and child.params != params:
+        first = str(run.rows[0]["timestamp"]) if run.rows else ""
+        anew = child is not None and bool(first) and child.tags.get("first_row", first) != first
+        if child is not None and (child.params != params or anew):
             # Parameters are immutable in MLflow, and a sweep may ask for more iterations or another
             # stopping policy later: its view of the trial is then a new run. The old one goes when that is written.
+            # So it does for a trial that was computed again from its start (its first row is another one).
             client.set_tag(child.run_id, REPLACED, "true")
             self._replaced.append(child.run_id)
             child = None
@@ -347,6 +350,7 @@ class MLflowMirror:
             "provenance": json.dumps(run.provenance),
             "mirrored_iteration": str(child.mirrored),
             "mirrored_traces": traced,
+            "first_row": first or child.tags.get("first_row", ""),
             LEFT: "",
         }
         changed = {key: value for key, value in tags.items() if child.tags.get(key, "") != value}

@@ -299,6 +299,11 @@ class TrainSection(Section):
     threads: Count = knob(1, "torch threads of a trial.")
     checkpoint_every: Count = knob(10, "Iterations between checkpoints.", identity=False)
     keep_checkpoints: Count = knob(2, "Newest checkpoints kept.", identity=False)
+    keep_also: list[Literal["best", "before-alarm"]] = knob(
+        [],
+        "Checkpoints kept beside the newest: 'best' (evaluation success), 'before-alarm' (the last before trouble).",
+        identity=False,
+    )
     check: Literal["strict", "warn", "off"] = knob(
         "warn",
         "Check the first update (ratio 1, KL 0, entropy, sampler, groups): 'strict' stops, 'warn' logs, or 'off'.",

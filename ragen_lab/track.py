@@ -23,11 +23,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TextIO, TypeVar
 
 from ragen_lab import provenance
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import CheckpointError, HomeError, TrialLocked
+from ragen_lab.keep import worth_keeping
 from ragen_lab.sections import SCHEMA_VERSION
 
 T = TypeVar("T")
@@ -51,6 +52,10 @@ class Outcome:
     status: Literal["finished", "collapsed", "paused"]
     iteration: int
     reason: str | None = None
+
+
+class Paused(Exception):
+    """Ends a trial at a checkpoint because it was asked to rest; the same request goes on from there."""
 
 
 class Tracker(Protocol):
@@ -191,19 +196,15 @@ def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]
     Waits up to ``wait`` seconds. Raises TrialLocked that names the holder, HomeError where no lock can be made.
     """
     deadline = time.monotonic() + wait
+    handle = _open_lock(file)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle = file.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise HomeError(
-            f"the lock {file} cannot be made: {error}. Make the folder writable, or move away what stands in its "
-            f"place, and repeat the command; or name another folder with --home."
-        ) from error
-    with handle:
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                if _is_at(handle, file):
+                    break
+                handle.close()  # while we waited the folder was moved aside: that lock is no longer this one
+                handle = _open_lock(file)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     handle.seek(0)
@@ -218,6 +219,26 @@ def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]
         handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         handle.flush()
         yield
+    finally:
+        handle.close()
+
+
+def _open_lock(file: Path) -> TextIO:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise HomeError(
+            f"the lock {file} cannot be made: {error}. Make the folder writable, or move away what stands in its "
+            f"place, and repeat the command; or name another folder with --home."
+        ) from error
+
+
+def _is_at(handle: TextIO, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(file: Path) -> bool:
@@ -308,10 +329,13 @@ def read_provenance(folder: Path) -> dict[str, Any]:
 
 
 class FolderTracker:
-    """A trial folder. ``notes`` collects what a user should hear about (a damaged checkpoint)."""
+    """A trial folder. ``notes`` collects what a user should hear about (a damaged checkpoint).
 
-    def __init__(self, folder: Path, cfg: RunConfig) -> None:
-        self.folder, self.cfg = folder, cfg
+    ``pause``: while this file exists, the trial ends at its next checkpoint (``Paused``).
+    """
+
+    def __init__(self, folder: Path, cfg: RunConfig, pause: Path | None = None) -> None:
+        self.folder, self.cfg, self.pause = folder, cfg, pause
         self.notes: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
         self._claim()
@@ -412,8 +436,16 @@ class FolderTracker:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         _fsync_folder(parent)
-        for _, old in list_checkpoints(self.folder)[: -self.cfg.train.keep_checkpoints]:
-            shutil.rmtree(old)
+        self._drop_old()
+        if self.pause is not None and self.pause.exists():
+            raise Paused
+
+    def _drop_old(self) -> None:
+        train, found = self.cfg.train, dict(list_checkpoints(self.folder))
+        wanted = worth_keeping(self.rows, sorted(found), train.keep_also, self.cfg.detect.vote_window)
+        for iteration in sorted(found)[: -train.keep_checkpoints]:
+            if iteration not in wanted:
+                shutil.rmtree(found[iteration])
 
     def trajectories(self, iteration: int, texts: list[dict[str, Any]]) -> None:
         with (self.folder / TRAJECTORIES_FILE).open("a", encoding="utf-8") as handle:

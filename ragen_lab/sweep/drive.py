@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from ragen_lab.mirror import default_uri, uri_fault
 from ragen_lab.mirror_folders import lacking_libraries
 from ragen_lab.provenance import redact
 from ragen_lab.runs import View, from_home, from_mlflow, look, sweep_record
-from ragen_lab.sweep import local
+from ragen_lab.sweep import control, local, rerun
 from ragen_lab.sweep.board import SUCCESS, Board, last_value, plural
 from ragen_lab.sweep.budget import Budget
 from ragen_lab.sweep.compete import Competition, with_proposals
@@ -60,6 +60,7 @@ class Options:
     out: Path | None = None  # where the report goes
     trainer: str = "ragen_lab.train:train"
     events: Callable[[str], None] | None = None  # takes the lines of the event stream (sweep/stream.py)
+    rerun: str | None = None  # failed, collapsed or an arm: compute these trials anew
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,12 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
         raise ConfigError(sweep.file, faults)
     ledger = Ledger(home)
     try:
-        with locked(home / "locks" / f"{sweep.name}.lock", what="sweep"):
-            return _Driver(with_proposals(sweep, ledger), options, home, ledger, console).run()
+        with locked(control.lock_of(home, sweep.name), what="sweep"):
+            whole = with_proposals(sweep, ledger)
+            aside = None
+            if options.rerun is not None:
+                aside = rerun.set_aside(whole, home, options.rerun, ledger, here=options.address is None)
+            return _Driver(whole, options, home, ledger, console).run(aside)
     finally:
         ledger.close()
 
@@ -104,8 +109,13 @@ class _Driver:
         self.attempts: dict[str, int] = {}
         self._ledger_ails = False
         self._competition: Competition | None = None
+        in_process = options.engine == "local" and options.workers == 0
+        self.listener = control.Listener(home, sweep.name, self.stop, self._at_work, in_process)
 
-    def run(self) -> Finished:
+    def _at_work(self) -> list[Path]:
+        return [entry.folder for entry in list(self.board.entries.values()) if entry.running]
+
+    def run(self, aside: Sequence[rerun.SetAside] | None = None) -> Finished:
         here = bool(self.plan.pending) and self.options.address is None
         if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
@@ -122,6 +132,8 @@ class _Driver:
             iterations=cost.iterations,
             warnings=list(self.plan.warnings),
         )
+        if aside is not None:
+            self.say(rerun.told(aside, self.sweep, self.home))
         if gone:
             self.say(
                 f"Note: {plural(len(gone), 'trial')} left this sweep, because the page no longer asks for "
@@ -134,6 +146,8 @@ class _Driver:
             if source is not None:
                 self._train(source)
             self.board.settle()
+        for entry in aside or ():
+            self.say(rerun.compared(entry, self.home))
         run_ids = mirror.run_ids
         report = None if self.interrupted or not self.options.report else self._report()
         return self._finish(run_ids, report)
@@ -188,17 +202,20 @@ class _Driver:
                 capture=not in_process or self.options.events is not None,  # a stream of JSON has no room for prints
                 until=job.until,
                 command=self.options.command,
+                pause=str(self.listener.pause),
             )
 
-        desk = Desk(source, request, self._event, most=self.sweep.budget.trials)
+        desk = Desk(source, request, self._event, most=self.sweep.budget.trials, resting=self._resting)
         live = self.console.is_terminal and not in_process
         budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.stop)
         try:
             told = lambda: self.stream.rows(self.board)  # noqa: E731
-            with Follower(self.board, self.console, live, on_poll=told), budget, _terminable():
+            with Follower(self.board, self.console, live, on_poll=told), budget, _terminable(), self.listener:
                 self._engine(desk)
         except KeyboardInterrupt:
             self.interrupted = True
+        if self.listener.action is not None:
+            self.interrupted = not all(entry.view.done for entry in self.board.entries.values())
         if not self.interrupted:
             spent = budget.spent
             if spent is None and desk.spent:
@@ -206,6 +223,9 @@ class _Driver:
             if spent is not None:
                 self.say(f"{spent} The same command goes on from here.")
             self._prune(final=spent is None and not self.stop.is_set())
+
+    def _resting(self) -> bool:
+        return self.listener.action == "pause"
 
     def _engine(self, desk: Desk) -> None:
         sweep, options = self.sweep, self.options
@@ -316,9 +336,10 @@ class _Driver:
             self.say(f"MLflow: {command if own else redact(mlflow_uri(entries[0].trial.cfg, self.home))}")
         held = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
         if self.interrupted:
+            how = "Interrupted. What was logged is on disk; running trials go on from their last checkpoints."
+            again = f": {self.options.command}" if self.options.command else "."
             self.say(
-                "Interrupted. What was logged is on disk; running trials go on from their last checkpoints. To go on, "
-                f"repeat the same command{': ' + self.options.command if self.options.command else '.'}",
+                f"{self.listener.words() if self.listener.action else how} To go on, repeat the same command{again}",
                 "yellow",
             )
         elif failed and all(entry.result and entry.result.permanent for entry in failed):

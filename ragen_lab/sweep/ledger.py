@@ -251,6 +251,34 @@ class Ledger:
                     (at, why, sweep, trial_id),
                 )
 
+    def adopt(self, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
+        """Take a sweep of another home's ledger over: its record where the name is new here, and those of its trials
+        that are not here. How many of its trials are recorded here then."""
+        now, name = time.time(), record["name"]
+        columns = ("name", "file", "findings", "warnings", "command", "created", "updated")
+        with self._change() as database:
+            database.execute(
+                f"INSERT INTO sweeps ({', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                tuple(record[column] for column in columns),
+            )
+            place = 1 + max(self.positions(name).values(), default=-1)
+            for position, row in enumerate(rows, start=place):
+                database.execute(
+                    "INSERT INTO trials VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                    (row["trial_id"], row["config_id"], now),
+                )
+                database.execute(
+                    "INSERT INTO sweep_trials (sweep, trial_id, position, arm, seed, iterations, on_collapse, config) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sweep, trial_id) DO NOTHING",
+                    (
+                        name,
+                        row["trial_id"],
+                        position,
+                        *(row[key] for key in ("arm", "seed", "iterations", "on_collapse", "config")),
+                    ),
+                )
+        return len(self.positions(name))
+
     def attempt_started(self, sweep: str, trial_id: str, pid: int | None, host: str | None = None) -> int:
         """Open an attempt; its number."""
         with self._change() as database:

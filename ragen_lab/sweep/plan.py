@@ -11,6 +11,7 @@ from ragen_lab.config import steps_per_iteration
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import View, ended_at, look, pruned_trials
 from ragen_lab.sweep.estimate import Estimate, Known, estimates, known_in
+from ragen_lab.sweep.growth import horizon_notes
 from ragen_lab.sweep.lint import lint
 from ragen_lab.sweep.neighbours import Left, Neighbours, neighbours_of
 from ragen_lab.sweep.rules import Note
@@ -94,6 +95,9 @@ def make_plan(sweep: Sweep, home: Path) -> Plan:
         return ended_at(view, *pruned.get(trial.trial_id, (None, None)))
 
     plan = _bare_plan(sweep, seen, neighbours_of(sweep, home))
+    unseen = [planned.trial for planned in plan.trials if not planned.view.rows]
+    grown = tuple(Note("page", text) for text in horizon_notes(unseen, home))
+    plan = replace(plan, notes=(*plan.notes, *grown))
     return with_estimates(plan, known_in(home)) if plan.pending else plan
 
 

@@ -35,6 +35,7 @@ from ragen_lab.track import (
     METRICS_FILE,
     FolderTracker,
     Outcome,
+    Paused,
     locked,
     trial_folder,
     write_done,
@@ -61,6 +62,7 @@ class TrialRequest:
     until: int | None = None  # stop here for now: the scheduler decides whether it goes on; None = to its end
     command: str = ""  # what the user typed, for the trial's provenance
     patience: float = 300.0  # seconds without a sign of life of another process at work on it, before giving up
+    pause: str | None = None  # while this file exists, the trial rests: at its next checkpoint, or before it begins
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def run_trial(request: TrialRequest) -> TrialResult:
     """Bring one trial to where its config wants it. Never raises for what goes wrong inside the trial."""
     started = time.monotonic()
     folder = trial_folder(Path(request.home), request.trial_id)
+    while request.pause is not None and Path(request.pause).exists():
+        time.sleep(0.2)  # the driver ends this process once the trials under way have come to rest
     try:
         with _held(folder, request.patience):
             result = _run_locked(request, folder)
@@ -101,22 +105,27 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
     (folder / DONE_FILE).unlink(missing_ok=True)
     notes: list[str] = []
     error: str | None = None
-    permanent = False
+    permanent = paused = False
     with ExitStack() as stack:
         stack.enter_context(_as_it_was())
         if request.capture:
             stack.enter_context(_output_to(folder / LOG_FILE))
         try:
             trainer: Trainer = _find(request.trainer)
-            tracker = FolderTracker(folder, request.cfg)
+            tracker = FolderTracker(folder, request.cfg, Path(request.pause) if request.pause else None)
             notes = tracker.notes
             write_provenance(folder, len(tracker.rows), request.command, request.seed)
             outcome = trainer(request.cfg, tracker, Path(request.home), _Stage(folder / STAGE_FILE), request.until)
+        except Paused:
+            paused = True
         except Exception as problem:  # the border of the trial: whatever it was is reported, none is lost
             error, permanent = _sentence(problem, folder), isinstance(problem, ConfigError)
             _write_traceback(folder / LOG_FILE)
         (folder / STAGE_FILE).unlink(missing_ok=True)
     view = look(folder, request.cfg)
+    if paused and not _reached(view, request):
+        write_done(folder, "paused", view.iteration)
+        return TrialResult(request.trial_id, "paused", view.iteration, notes=tuple(notes))
     if error is None and not _reached(view, request):
         asked = request.cfg.train.iterations if request.until is None else request.until
         error = (
