@@ -27,6 +27,7 @@ from ragen_lab.mirror import MLflowMirror, default_uri, uri_fault
 from ragen_lab.runs import Run, from_home, from_mlflow, sweep_record
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import SUCCESS, Board, Follower, duration, last_value, plural
+from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.local import Event
 from ragen_lab.sweep.plan import Plan, make_plan
@@ -38,6 +39,10 @@ EXIT_FAILED = 1
 EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 FLUSH_SECONDS = 5.0
+_NO_LIMITS = (
+    "Note: resources.hang_minutes and resources.memory_gb are not kept with --workers 0: to keep them is to end the "
+    "process of a trial, which is this one here."
+)
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,9 @@ class _Driver:
 
     def _train(self) -> None:
         in_process = self.options.engine == "local" and self.options.workers == 0
+        limits = Limits() if in_process else Limits(self.sweep.hang_minutes, self.sweep.memory_gb)
+        if limits != Limits(self.sweep.hang_minutes, self.sweep.memory_gb):
+            self.say(_NO_LIMITS, "yellow")
         requests = [
             TrialRequest(
                 trial.trial_id,
@@ -130,6 +138,7 @@ class _Driver:
                 str(self.home),
                 trainer=self.options.trainer,
                 capture=not in_process,
+                limits=limits,
             )
             for trial in self.plan.pending
         ]
@@ -168,7 +177,9 @@ class _Driver:
                 self.attempts[trial_id] = attempt
             elif event.result is not None and trial_id in self.attempts:
                 result = event.result
-                self.ledger.attempt_ended(self.attempts.pop(trial_id), result.status, result.iteration, result.error)
+                attempt = self.attempts.pop(trial_id)
+                # How it failed, where that is known: hung, memory, disk, killed.
+                self.ledger.attempt_ended(attempt, result.cause or result.status, result.iteration, result.error)
         except HomeError as error:
             if not self._ledger_ails:  # the folders hold the results: training goes on without this entry
                 self.say(f"Warning: {error}", "yellow")

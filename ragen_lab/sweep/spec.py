@@ -40,6 +40,12 @@ class SchedulerSection(Section):
 class ResourcesSection(Section):
     cpus: float = knob(1.0, "CPU cores per trial.", gt=0)
     gpus: float = knob(0.0, "GPUs per trial; fractions share one. 0 hides the GPUs from a trial.", ge=0)
+    memory_gb: float | None = knob(
+        None, "Memory of a trial's process at most, in 10^9 bytes; one that takes more is ended and retried.", gt=0
+    )
+    hang_minutes: float | None = knob(
+        None, "A trial without a new iteration for so long is ended and retried from its checkpoint.", gt=0
+    )
 
 
 class BudgetSection(Section):
@@ -109,6 +115,8 @@ class Sweep:
     tied: tuple[str, ...] = ()
     cpus: float = 1
     gpus: float = 0
+    memory_gb: float | None = None
+    hang_minutes: float | None = None
     minutes: float | None = None
     notes: tuple[str, ...] = ()
     grows: bool = False  # trials that earlier calls asked for stay in it
@@ -231,6 +239,8 @@ class _Resolver:
             tied=tuple(page.ties),
             cpus=page.resources.cpus,
             gpus=page.resources.gpus,
+            memory_gb=page.resources.memory_gb,
+            hang_minutes=page.resources.hang_minutes,
             minutes=page.budget.minutes,
             notes=tuple(self.notes),
         )

@@ -12,11 +12,10 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,14 @@ from ray import tune  # noqa: E402
 
 from ragen_lab.errors import ConfigError, HomeError  # noqa: E402
 from ragen_lab.sweep.local import Event, OnEvent, cores, visible_gpus  # noqa: E402
-from ragen_lab.sweep.worker import RETRIES, TrialRequest, TrialResult, record_failure, run_trial  # noqa: E402
+from ragen_lab.sweep.worker import (  # noqa: E402
+    RETRIES,
+    TrialRequest,
+    TrialResult,
+    descriptors_to,
+    record_failure,
+    run_trial,
+)
 from ragen_lab.track import read_done, trial_folder  # noqa: E402
 
 _TEMPORARY = "ragen-ray-"
@@ -266,17 +272,5 @@ def _quiet() -> Iterator[None]:
 
     The driver's own terminal is a copy of the descriptor, made before (``drive.Terminal``).
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(1), os.dup(2)]
-    try:
-        with tempfile.TemporaryFile("w") as sink, redirect_stdout(sink), redirect_stderr(sink):
-            os.dup2(sink.fileno(), 1)
-            os.dup2(sink.fileno(), 2)
-            yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
+    with tempfile.TemporaryFile("w") as sink, descriptors_to(sink):
+        yield
