@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.faults.inject import FAULTS, LIMITS, CannotInject
+from benchmarks.faults.inject import FAULTS, LIMITS, CannotInject, Length
 from benchmarks.faults.measure import Damage, Reference, compare_home, compare_mlflow, compare_witness, read_home
 from benchmarks.faults.session import DESIGNS, SWEEP, Session
 from ragen_lab.mirror import default_uri, open_mlflow
@@ -72,21 +72,21 @@ class Line:
 
 def reference(design: str, root: Path) -> Reference:
     """An undisturbed sweep, one trial at a time, in one worker process."""
-    session = Session(root / f"reference-{design}", design, "local", seconds=0.0, template=root / TEMPLATE)
-    began = time.monotonic()
+    session = Session(root / f"reference-{design}", design, "local", seconds=0.0, mlflow=False)
     session.finish(1)
-    return Reference(*read_home(session.home, SWEEP), time.monotonic() - began)
+    return Reference(*read_home(session.home, SWEEP))
 
 
-def length(design: str, engine: str, root: Path, seconds: float) -> float:
-    """Seconds that an undisturbed sweep takes under an engine: within these the random moments lie."""
+def length(design: str, engine: str, root: Path, seconds: float) -> Length:
+    """What an undisturbed sweep takes under an engine."""
     session = Session(root / f"length-{design}-{engine}", design, engine, seconds, template=root / TEMPLATE)
     began = time.monotonic()
     session.finish(1)
-    return time.monotonic() - began
+    rows = sum(each.startswith("row") for each in session.witness())
+    return Length(time.monotonic() - began, rows)
 
 
-def inject(line: Line, seed: int, truth: Reference, takes: float, root: Path, seconds: float) -> None:
+def inject(line: Line, seed: int, truth: Reference, takes: Length, root: Path, seconds: float) -> None:
     """One time: hurt, resume, measure; adds to ``line``."""
     name = f"{line.fault}-{line.design}-{line.engine}-{seed}"
     session = Session(root / name, line.design, line.engine, seconds, LIMITS.get(line.fault, ""), root / TEMPLATE)

@@ -37,7 +37,15 @@ class Injected:
     notes: tuple[str, ...] = ()
 
 
-Fault = Callable[[Session, random.Random, float], Injected]
+@dataclass(frozen=True)
+class Length:
+    """Of the undisturbed sweep: random moments lie within it."""
+
+    seconds: float
+    rows: int
+
+
+Fault = Callable[[Session, random.Random, Length], Injected]
 
 
 class CannotInject(Exception):
@@ -47,14 +55,14 @@ class CannotInject(Exception):
 # --- processes that die ---------------------------------------------------------------------------
 
 
-def nothing(session: Session, chance: random.Random, seconds: float) -> Injected:
+def nothing(session: Session, chance: random.Random, length: Length) -> Injected:
     session.finish(1)
     return Injected("trials done")
 
 
-def driver_kill(session: Session, chance: random.Random, seconds: float) -> Injected:
+def driver_kill(session: Session, chance: random.Random, length: Length) -> Injected:
     driver = session.start()
-    _let_run(driver, moment(chance, seconds))
+    _let_run(driver, moment(chance, length.seconds))
     driver.kill()
     driver.wait()
     left = session.quiet()
@@ -63,27 +71,24 @@ def driver_kill(session: Session, chance: random.Random, seconds: float) -> Inje
     return Injected("there already", notes=(f"{len(left)} processes outlived it by a minute",) if left else ())
 
 
-def worker_kill(session: Session, chance: random.Random, seconds: float) -> Injected:
+def worker_kill(session: Session, chance: random.Random, length: Length) -> Injected:
     driver = session.start()
-    session.wait_rows(1)
-    _let_run(driver, chance.uniform(0, seconds / 3))
-    name = "ragen_lab.sweep.local" if session.engine == "local" else "ray::"
-    workers = [pid for pid in session.processes(name) if pid != driver.pid]
-    busy = sorted({int(line.split()[3]) for line in session.witness()[-6:]} & set(workers))
-    if not busy:
-        raise RuntimeError("no worker was busy at the moment drawn; try another seed")
-    session.kill([chance.choice(busy)])
+    _at_work(session, chance, length)
+    workers = session.processes("ragen_lab.sweep.local" if session.engine == "local" else "ray::")
+    newest = [int(line.split()[3]) for line in session.witness() if line.startswith("row")][-1]
+    if newest not in workers:
+        raise RuntimeError(f"process {newest}, which computed the newest row, has gone")
+    session.kill([newest])
     _end(session, driver)
     return Injected("killed" if session.engine == "local" else "Ray worker process")
 
 
-def ray_kill(session: Session, chance: random.Random, seconds: float) -> Injected:
+def ray_kill(session: Session, chance: random.Random, length: Length) -> Injected:
     """Everything of Ray's at once: its daemons and all workers."""
     if session.engine != "ray":
         raise CannotInject("no Ray here")
     driver = session.start()
-    session.wait_rows(3)
-    _let_run(driver, chance.uniform(0, seconds / 3))
+    _at_work(session, chance, length)
     session.kill([pid for pid in session.processes() if pid != driver.pid])
     notes = ()
     try:
@@ -97,22 +102,22 @@ def ray_kill(session: Session, chance: random.Random, seconds: float) -> Injecte
     return Injected("Ray", notes=notes)
 
 
-def sigterm(session: Session, chance: random.Random, seconds: float) -> Injected:
-    return _signalled(session, chance, seconds, [signal.SIGTERM])
+def sigterm(session: Session, chance: random.Random, length: Length) -> Injected:
+    return _signalled(session, chance, length, [signal.SIGTERM])
 
 
-def sigint(session: Session, chance: random.Random, seconds: float) -> Injected:
-    return _signalled(session, chance, seconds, [signal.SIGINT])
+def sigint(session: Session, chance: random.Random, length: Length) -> Injected:
+    return _signalled(session, chance, length, [signal.SIGINT])
 
 
-def sigint_twice(session: Session, chance: random.Random, seconds: float) -> Injected:
-    return _signalled(session, chance, seconds, [signal.SIGINT, signal.SIGINT])
+def sigint_twice(session: Session, chance: random.Random, length: Length) -> Injected:
+    return _signalled(session, chance, length, [signal.SIGINT, signal.SIGINT])
 
 
-def _signalled(session: Session, chance: random.Random, seconds: float, numbers: list[signal.Signals]) -> Injected:
+def _signalled(session: Session, chance: random.Random, length: Length, numbers: list[signal.Signals]) -> Injected:
     driver = session.start()
-    session.wait_rows(1)
-    _let_run(driver, chance.uniform(0, seconds / 3))
+    session.wait_words()  # before, it is the interpreter that starts, and answers in its own way
+    _let_run(driver, chance.uniform(0, length.seconds))
     for number in numbers:
         driver.send_signal(number)
         time.sleep(chance.uniform(0.05, 0.6))
@@ -125,12 +130,12 @@ def _signalled(session: Session, chance: random.Random, seconds: float, numbers:
     notes += [f"{len(left)} processes were left"] if left else []
     session.kill(left)
     session.finish(1)
-    return Injected("Interrupted", notes=tuple(notes))
+    return Injected("Interrupted|trials done", notes=tuple(notes))
 
 
-def two_drivers(session: Session, chance: random.Random, seconds: float) -> Injected:
+def two_drivers(session: Session, chance: random.Random, length: Length) -> Injected:
     first = session.start()
-    _let_run(first, chance.uniform(0, seconds / 2))
+    _let_run(first, chance.uniform(0, length.seconds / 2))
     second = session.start()
     codes = sorted([first.wait(300), second.wait(300)])
     session.finish(1)
@@ -140,14 +145,13 @@ def two_drivers(session: Session, chance: random.Random, seconds: float) -> Inje
 # --- MLflow and SQLite ----------------------------------------------------------------------------
 
 
-def mlflow_restart(session: Session, chance: random.Random, seconds: float) -> Injected:
+def mlflow_restart(session: Session, chance: random.Random, length: Length) -> Injected:
     """The server is killed under way, and is back some seconds later."""
     port = _free_port()
     session.tracking = f"http://127.0.0.1:{port}"
     with _server(session.folder / "server.db", port) as first:
         driver = session.start()
-        session.wait_rows(1)
-        _let_run(driver, chance.uniform(0, seconds / 2))
+        _at_work(session, chance, length)
         _end_group(first)
         time.sleep(chance.uniform(1, 8))
     with _server(session.folder / "server.db", port):
@@ -157,21 +161,17 @@ def mlflow_restart(session: Session, chance: random.Random, seconds: float) -> I
     return Injected("MLflow at|trials done")
 
 
-def ledger_locked(session: Session, chance: random.Random, seconds: float) -> Injected:
-    return _locked(session, chance, seconds, "ledger.sqlite")
+def ledger_locked(session: Session, chance: random.Random, length: Length) -> Injected:
+    return _locked(session, chance, length, "ledger.sqlite")
 
 
-def mlflow_locked(session: Session, chance: random.Random, seconds: float) -> Injected:
-    return _locked(session, chance, seconds, "mlflow.db")
+def mlflow_locked(session: Session, chance: random.Random, length: Length) -> Injected:
+    return _locked(session, chance, length, "mlflow.db")
 
 
-def _locked(session: Session, chance: random.Random, seconds: float, name: str) -> Injected:
+def _locked(session: Session, chance: random.Random, length: Length, name: str) -> Injected:
     driver = session.start()
-    session.wait_rows(1)
-    deadline = time.monotonic() + 60
-    while not (session.home / name).exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    _let_run(driver, chance.uniform(0, seconds / 3))
+    _at_work(session, chance, length)
     holder = sqlite3.connect(session.home / name, timeout=20, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     time.sleep(LOCKED_SECONDS)
@@ -185,21 +185,22 @@ def _locked(session: Session, chance: random.Random, seconds: float, name: str) 
 # --- the disk -------------------------------------------------------------------------------------
 
 
-def disk_full_checkpoint(session: Session, chance: random.Random, seconds: float) -> Injected:
+def disk_full_checkpoint(session: Session, chance: random.Random, length: Length) -> Injected:
     return _full(session, {"kind": "fill", "iteration": 6, "where": "checkpoint"})
 
 
-def disk_full_metric(session: Session, chance: random.Random, seconds: float) -> Injected:
+def disk_full_metric(session: Session, chance: random.Random, length: Length) -> Injected:
     return _full(session, {"kind": "fill", "iteration": 5, "where": "row"})
 
 
-def disk_full_ledger(session: Session, chance: random.Random, seconds: float) -> Injected:
+def disk_full_ledger(session: Session, chance: random.Random, length: Length) -> Injected:
     """Full from a random moment on, when the driver has only the ledger left to write in or is just starting."""
-    return _full(session, None, chance.uniform(0, seconds))
+    return _full(session, None, chance.uniform(0, length.seconds))
 
 
 def _full(session: Session, order: dict[str, object] | None, after: float = 0.0) -> Injected:
     with _small_disk(session.home):
+        session.furnish()
         if order is not None:
             (session.folder / ORDER).write_text(json.dumps(order))
         driver = session.start()
@@ -213,7 +214,6 @@ def _full(session: Session, order: dict[str, object] | None, after: float = 0.0)
         # The measurement must not need the small disk.
         kept = session.folder / "kept"
         shutil.copytree(session.home, kept)
-    session.home.rmdir()
     kept.rename(session.home)
     notes = ["a traceback was shown"] if "Traceback" in said else []
     notes += [] if order is None or (session.folder / CLAIMED).exists() else ["the disk was never filled"]
@@ -230,9 +230,10 @@ def _small_disk(place: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
+        shutil.rmtree(place)  # what it hid
 
 
-def checkpoint_truncated(session: Session, chance: random.Random, seconds: float) -> Injected:
+def checkpoint_truncated(session: Session, chance: random.Random, length: Length) -> Injected:
     """The newest checkpoint of every unfinished trial loses its second half while no driver runs."""
     driver = session.start()
     session.wait_rows(9 if session.design != "grid" else 14)
@@ -256,15 +257,15 @@ def checkpoint_truncated(session: Session, chance: random.Random, seconds: float
 # --- the clock ------------------------------------------------------------------------------------
 
 
-def clock_forward(session: Session, chance: random.Random, seconds: float) -> Injected:
-    return _clock(session, chance, seconds, "+3d")
+def clock_forward(session: Session, chance: random.Random, length: Length) -> Injected:
+    return _clock(session, chance, length, "+3d")
 
 
-def clock_backward(session: Session, chance: random.Random, seconds: float) -> Injected:
-    return _clock(session, chance, seconds, "-3d")
+def clock_backward(session: Session, chance: random.Random, length: Length) -> Injected:
+    return _clock(session, chance, length, "-3d")
 
 
-def _clock(session: Session, chance: random.Random, seconds: float, jump: str) -> Injected:
+def _clock(session: Session, chance: random.Random, length: Length, jump: str) -> Injected:
     """The clock of every process of the sweep jumps by three days under way (libfaketime); the monotonic one does
     not, as on a real machine."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
@@ -280,8 +281,7 @@ def _clock(session: Session, chance: random.Random, seconds: float, jump: str) -
         DONT_FAKE_MONOTONIC="1",
     )
     driver = session.start()
-    session.wait_rows(2)
-    _let_run(driver, chance.uniform(0, seconds / 3))
+    _at_work(session, chance, length)
     temporary = file.with_name("clock.new")
     temporary.write_text(f"{jump}\n")
     temporary.replace(file)
@@ -296,22 +296,22 @@ def _clock(session: Session, chance: random.Random, seconds: float, jump: str) -
 # --- trials that misbehave ------------------------------------------------------------------------
 
 
-def hang(session: Session, chance: random.Random, seconds: float) -> Injected:
+def hang(session: Session, chance: random.Random, length: Length) -> Injected:
     return _ordered(session, "hang", "the trial hung")
 
 
-def leak(session: Session, chance: random.Random, seconds: float) -> Injected:
+def leak(session: Session, chance: random.Random, length: Length) -> Injected:
     return _ordered(session, "leak", "resources.memory_gb")
 
 
-def loud(session: Session, chance: random.Random, seconds: float) -> Injected:
+def loud(session: Session, chance: random.Random, length: Length) -> Injected:
     found = _ordered(session, "loud", "trials done")
     sizes = [file.stat().st_size for file in session.home.glob(f"trials/*/{LOG_FILE}")]
     note = () if max(sizes) < _LOG_LIMIT else (f"a log of {max(sizes)} bytes",)
     return Injected(found.words, notes=(*found.notes, *note))
 
 
-def odd_exception(session: Session, chance: random.Random, seconds: float) -> Injected:
+def odd_exception(session: Session, chance: random.Random, length: Length) -> Injected:
     return _ordered(session, "odd", "Odd: an exception that cannot be shown")
 
 
@@ -325,6 +325,11 @@ def _ordered(session: Session, kind: str, words: str) -> Injected:
 
 
 # --- tools ----------------------------------------------------------------------------------------
+
+
+def _at_work(session: Session, chance: random.Random, length: Length) -> None:
+    """Until a random one of the first two thirds of the sweep's iterations has been computed."""
+    session.wait_rows(chance.randint(1, 2 * length.rows // 3))
 
 
 def _let_run(driver: subprocess.Popen[bytes], seconds: float) -> None:

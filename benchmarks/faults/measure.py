@@ -20,7 +20,6 @@ class Reference:
 
     rows: dict[str, Rows]
     status: dict[str, str]
-    seconds: float
 
 
 @dataclass

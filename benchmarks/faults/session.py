@@ -59,6 +59,7 @@ class Session:
     extra: str = ""
     home: Path = field(init=False)
     template: Path | None = None  # an empty MLflow database: to make one takes seconds, and is no part of any fault
+    mlflow: bool = True
     tracking: str | None = None  # MLflow's address; None = the database of the home
     environment: dict[str, str] = field(default_factory=dict)
     drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -67,11 +68,15 @@ class Session:
         self.folder.mkdir(parents=True)
         self.home = self.folder / "home"
         self.home.mkdir()
-        if self.template is not None:
-            shutil.copy(self.template, self.home / "mlflow.db")
+        self.furnish()
         (self.folder / "base.yaml").write_text(BASE)
         page = page_of(self.design, len(os.sched_getaffinity(0)), self.extra)
         (self.folder / f"{SWEEP}.yaml").write_text(page)
+
+    def furnish(self) -> None:
+        """What the home holds before the first start."""
+        if self.template is not None:
+            shutil.copy(self.template, self.home / "mlflow.db")
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a driver; what it says goes to said-N.txt."""
@@ -79,6 +84,7 @@ class Session:
         command = [sys.executable, "-m", "benchmarks.faults.driver", str(self.folder / f"{SWEEP}.yaml"),
                    str(self.home), self.engine, str(workers)]  # fmt: skip
         command += [f"track.mlflow_uri={self.tracking}"] if self.tracking else []
+        command += [] if self.mlflow else ["track.mlflow=false"]
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -122,6 +128,14 @@ class Session:
         while sum(line.startswith("row") for line in self.witness()) < count:
             if time.monotonic() > deadline or self.drivers[-1].poll() is not None:
                 raise RuntimeError(f"it never came to {count} iterations: {self.said()[-1500:]}")
+            time.sleep(0.02)
+
+    def wait_words(self, patience: float = 120) -> None:
+        """Until the driver has told its plan."""
+        deadline = time.monotonic() + patience
+        while "Sweep " not in self.said():
+            if time.monotonic() > deadline or self.drivers[-1].poll() is not None:
+                raise RuntimeError(f"it never told its plan: {self.said()[-1500:]}")
             time.sleep(0.02)
 
     def processes(self, words: str = "") -> list[int]:
