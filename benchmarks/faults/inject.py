@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.faults.session import SWEEP, Session, moment
+from benchmarks.faults.session import ROOT, SWEEP, Session, moment
 from benchmarks.faults.trainer import CLAIMED, ORDER, fill
 from ragen_lab.runs import from_home
 from ragen_lab.track import LOG_FILE, list_checkpoints, trial_folder
@@ -265,6 +265,12 @@ def clock_backward(session: Session, chance: random.Random, length: Length) -> I
     return _clock(session, chance, length, "-3d")
 
 
+# Where libfaketime leaves the monotonic clock alone, its clock_nanosleep refuses it (0.9.10: invalid argument).
+_SLEEP = """import select, time
+time.sleep = lambda seconds: select.select([], [], [], max(0, seconds)) and None
+"""
+
+
 def _clock(session: Session, chance: random.Random, length: Length, jump: str) -> Injected:
     """The clock of every process of the sweep jumps by three days under way (libfaketime); the monotonic one does
     not, as on a real machine."""
@@ -273,11 +279,12 @@ def _clock(session: Session, chance: random.Random, length: Length, jump: str) -
         raise CannotInject("libfaketime is not installed")
     file = session.folder / "clock"
     file.write_text("+0d\n")
+    (session.folder / "sitecustomize.py").write_text(_SLEEP)
     session.environment.update(
+        PYTHONPATH=f"{session.folder}:{ROOT}",
         LD_PRELOAD=str(found[0]),
         FAKETIME_TIMESTAMP_FILE=str(file),
         FAKETIME_NO_CACHE="1",
-        FAKETIME_DONT_FAKE_MONOTONIC="1",
         DONT_FAKE_MONOTONIC="1",
     )
     driver = session.start()
