@@ -122,6 +122,27 @@ def view_of(rows: Sequence[Row], cfg: RunConfig, ended: Mapping[str, Any] | None
     return View(False, "stopped" if judged else "pending", tuple(judged))
 
 
+def ended_at(view: View, iteration: int | None, why: str | None) -> View:
+    """The view of a trial that a sweep's scheduler ended at ``iteration``; None = it did not."""
+    collapsed = view.status == "collapsed" and view.iteration == iteration
+    if iteration is None or view.iteration < iteration or collapsed:
+        return view
+    return View(True, "pruned", view.rows[: iteration + 1], iteration, why)
+
+
+def pruned_trials(home: Path, sweep: str) -> dict[str, tuple[int, str]]:
+    """Trial id -> (iteration, why) of the trials that the scheduler of a sweep has ended; {} before its first run."""
+    if not (home / LEDGER_FILE).is_file():
+        return {}
+    with reading_ledger(home) as ledger:
+        if "pruned_at" not in {column["name"] for column in ledger.execute("PRAGMA table_info(runs)")}:
+            return {}  # a ledger of an older version, which only the next sweep brings up to date
+        rows = ledger.execute(
+            "SELECT trial_id, pruned_at, pruned_why FROM runs WHERE sweep = ? AND pruned_at IS NOT NULL", (sweep,)
+        ).fetchall()
+    return {row["trial_id"]: (row["pruned_at"], row["pruned_why"]) for row in rows}
+
+
 def _with_flags(row: Row, flags: Mapping[str, float]) -> Row:
     return {**{key: value for key, value in row.items() if not key.startswith("detect/")}, **flags}
 
@@ -218,11 +239,12 @@ def from_home(home: Path, sweep: str) -> RunTable:
     sweep_record(home, sweep)
     with reading_ledger(home) as ledger:
         entries = ledger.execute("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (sweep,)).fetchall()
+    pruned = pruned_trials(home, sweep)
     runs = []
     for entry in entries:
         cfg = RunConfig.model_validate(json.loads(entry["config"]))
         folder = trial_folder(home, entry["trial_id"])
-        view = durable(look(folder, cfg), folder)
+        view = durable(ended_at(look(folder, cfg), *pruned.get(entry["trial_id"], (None, None))), folder)
         runs.append(run_of(view, cfg, sweep, entry["arm"], read_provenance(folder), entry["mlflow_run_id"]))
     return RunTable(tuple(runs))
 

@@ -50,7 +50,7 @@ LOG_FILE = "log.txt"
 class Outcome:
     """How training ended by itself: ``iteration`` is the last one done, ``reason`` the detector's words."""
 
-    status: Literal["finished", "collapsed"]
+    status: Literal["finished", "collapsed", "paused"]
     iteration: int
     reason: str | None = None
 
@@ -221,9 +221,18 @@ def is_locked(file: Path) -> bool:
 # --- what a trial folder says about itself --------------------------------------------------------
 
 
-def write_done(folder: Path, status: str, iteration: int, reason: str | None = None, error: str | None = None) -> None:
-    """Say how the last session in this folder ended."""
+def write_done(
+    folder: Path,
+    status: str,
+    iteration: int,
+    reason: str | None = None,
+    error: str | None = None,
+    cause: str | None = None,
+) -> None:
+    """Say how the last session in this folder ended. ``cause``: of a failure, in one word, where it is known."""
     done = {"status": status, "iteration": iteration, "reason": reason, "error": error, "ended": _now()}
+    if cause:
+        done["cause"] = cause
     write_json(folder / DONE_FILE, done)
 
 

@@ -47,32 +47,42 @@ log = logging.getLogger(__name__)
 _LEVEL_SEEDS = 2**32  # training levels are drawn below this
 
 
-def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int, int], None] | None = None) -> Outcome:
+def train(
+    cfg: RunConfig,
+    tracker: Tracker,
+    home: Path,
+    progress: Callable[[int, int], None] | None = None,
+    until: int | None = None,
+) -> Outcome:
     """Train from the newest checkpoint (or from the start) to ``cfg.train.iterations`` or to a collapse.
 
     Row 0 is the evaluation of the start policy; row i >= 1 is update i. ``home`` holds the caches;
-    ``progress`` is told of the warm start's steps where one has to be built.
+    ``progress`` is told of the warm start's steps where one has to be built; ``until`` pauses after that iteration,
+    with a checkpoint from which a later call goes on.
     """
+    last_now = cfg.train.iterations if until is None else min(until, cfg.train.iterations)
     torch.set_num_threads(cfg.train.threads)
     source = warm_start.prepare(cfg, home, progress) if cfg.policy.model == "tiny" else cfg.policy.model
     learner = Learner(load_policy(source, cfg.policy), cfg)
     lines = reference_of(cfg, home)
     last = tracker.resume(learner.load)
     panel = Panel(cfg.detect, cfg.train.iterations, tracker.rows)
-    for iteration in range(0 if last is None else last + 1, cfg.train.iterations + 1):
+    for iteration in range(0 if last is None else last + 1, last_now + 1):
         if panel.stop is not None and cfg.detect.on_collapse == "stop":
             break
+        spent = time.process_time()
         metrics = learner.iterate(iteration) if iteration else {}
         if iteration % cfg.eval.every == 0:
             metrics |= evaluate(learner.policy, learner.writer, cfg, iteration, lines, tracker)
+        metrics["time/cpu_seconds"] = time.process_time() - spent
         metrics |= panel.update({"iteration": float(iteration), **metrics})
         tracker.log(iteration, metrics)
         stopping = panel.stop is not None and cfg.detect.on_collapse == "stop"
-        if stopping or iteration % cfg.train.checkpoint_every == 0 or iteration == cfg.train.iterations:
+        if stopping or iteration % cfg.train.checkpoint_every == 0 or iteration == last_now:
             tracker.checkpoint(iteration, lambda path, i=iteration: learner.save(path, i))  # type: ignore[misc]
     if panel.stop is not None and cfg.detect.on_collapse == "stop":
         return Outcome("collapsed", panel.stop.iteration, panel.stop.reason)
-    return Outcome("finished", cfg.train.iterations, None)
+    return Outcome("finished" if last_now == cfg.train.iterations else "paused", last_now, None)
 
 
 class Learner:

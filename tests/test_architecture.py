@@ -41,7 +41,7 @@ ONLY_HERE = {
     "ray": {"sweep/tune.py"},
     "mlflow": {"mirror.py", "runs.py"},
     "plotly": {"report/figures.py"},
-    "optuna": set(),
+    "optuna": {"sweep/search.py"},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -329,6 +330,16 @@ def test_explained_variance():
     assert explained_variance(returns, np.zeros(4)) == 0.0
     assert explained_variance(np.ones(4), np.zeros(4)) == 0.0
     assert explained_variance(returns, -returns) == pytest.approx(-3.0)
+
+
+def test_cpu_seconds_are_those_of_the_process(shared_home):
+    """Each row holds its own iteration's share: the sum lies just below what the process spent on all of it."""
+    tracker, before = MemoryTracker(), time.process_time()
+    train(config(algo__name="grpo", train__iterations=2), tracker, shared_home)
+    spent = time.process_time() - before
+    rows = [row["time/cpu_seconds"] for row in tracker.rows]
+    assert min(rows) > 0
+    assert 0.5 * spent < sum(rows) <= spent
 
 
 def test_derived_seeds_differ_by_purpose_and_index():

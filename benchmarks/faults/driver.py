@@ -22,6 +22,9 @@ def main(page: str, home: str, engine: str, workers: str, *sets: str) -> int:
     )
     try:
         return run_sweep(load_sweep(page, parse_sets(sets)), options, own_terminal()).exit_code
+    except KeyboardInterrupt:
+        print("Interrupted. Repeat the command to go on.", file=sys.stderr)
+        return 130
     except RagenLabError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, (ConfigError, HomeError)) else 1

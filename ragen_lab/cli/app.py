@@ -45,6 +45,9 @@ def main(args: list[str] | None = None) -> None:
     except (TrialLocked, TrackingError, CheckpointError) as error:
         print(error, file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("Interrupted. Repeat the command to go on.", file=sys.stderr)
+        sys.exit(130)
 
 
 def _version(wanted: bool) -> None:
@@ -90,7 +93,8 @@ def sweep(
 
     ragen-lab sweep sweeps/quickstart.yaml --local --set train.iterations=10 --json
     """
-    from ragen_lab.sweep.drive import Options, describe, own_terminal, plan_as_json, plan_here, run_sweep
+    from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
+    from ragen_lab.sweep.plan_text import describe, plan_as_json, plan_here
     from ragen_lab.sweep.spec import load_sweep
 
     spec = load_sweep(file, _overrides(set_))
@@ -134,7 +138,7 @@ def check(
 
     Example: ragen-lab check sweeps/quickstart.yaml
     """
-    from ragen_lab.sweep.drive import describe, plan_as_json, plan_here
+    from ragen_lab.sweep.plan_text import describe, plan_as_json, plan_here
     from ragen_lab.sweep.spec import load_page
 
     planned = plan_here(load_page(file, _overrides(set_)), home)
@@ -271,7 +275,7 @@ def sync(
 
     Example: ragen-lab sync quickstart
     """
-    from ragen_lab.sweep.drive import sync as rebuild
+    from ragen_lab.sweep.mirroring import sync as rebuild
 
     count, uri = rebuild(home, sweep)
     print(f"{count} runs of {sweep} written to {uri}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from rich.text import Text
 
 from ragen_lab.config import RunConfig
 from ragen_lab.detect import Panel
-from ragen_lab.runs import Run, View, durable, look, run_of
+from ragen_lab.runs import Run, View, durable, ended_at, look, run_of
+from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.plan import Plan
 from ragen_lab.sweep.spec import Trial
-from ragen_lab.sweep.worker import STAGE_FILE, TrialResult
+from ragen_lab.sweep.worker import TrialResult
 from ragen_lab.track import METRICS_FILE, Row, decode_row, read_json, read_provenance, trial_folder
 
 SUCCESS = "eval/success"
@@ -80,6 +82,7 @@ class Entry:
     result: TrialResult | None = None
     began: int = 0  # rows there when this session started on it
     provenance: dict[str, Any] = field(default_factory=dict)
+    pruned: tuple[int, str] | None = None  # the scheduler ended it here, and why
 
     @property
     def rows(self) -> list[Row] | tuple[Row, ...]:
@@ -102,13 +105,33 @@ class Board:
         self.sweep = plan.sweep.name
         self.lock = threading.Lock()
         self.entries: dict[str, Entry] = {}
+        self.home = home
         for planned in plan.trials:
-            trial = planned.trial
-            folder = trial_folder(home, trial.trial_id)
-            tail = Tail(folder / METRICS_FILE, trial.cfg)
+            self.add(planned.trial, planned.view)
+
+    def add(self, trial: Trial, view: View) -> None:
+        """A trial of the sweep, also of one that runs already."""
+        folder = trial_folder(self.home, trial.trial_id)
+        tail = Tail(folder / METRICS_FILE, trial.cfg)
+        pruned = (view.iteration, view.stop_reason or "") if view.status == "pruned" else None
+        with self.lock:
             self.entries[trial.trial_id] = Entry(
-                trial, folder, planned.view, planned.view.done, tail, provenance=read_provenance(folder)
+                trial, folder, view, view.done, tail, provenance=read_provenance(folder), pruned=pruned
             )
+
+    def running(self) -> int:
+        """Trials that are being worked on now."""
+        with self.lock:
+            return sum(entry.running for entry in self.entries.values())
+
+    def prune(self, ended: Mapping[str, tuple[int, str]]) -> None:
+        """Say which trials the scheduler has ended; all others it has not."""
+        with self.lock:
+            for trial_id, entry in self.entries.items():
+                if entry.pruned != ended.get(trial_id):
+                    entry.pruned = ended.get(trial_id)
+                    if not entry.running:
+                        self._settle(entry, entry.result)
 
     def started(self, trial_id: str) -> None:
         with self.lock:
@@ -131,7 +154,7 @@ class Board:
     @staticmethod
     def _settle(entry: Entry, result: TrialResult | None) -> None:
         entry.running, entry.result, entry.stage = False, result, ""
-        entry.view = look(entry.folder, entry.trial.cfg)
+        entry.view = ended_at(look(entry.folder, entry.trial.cfg), *(entry.pruned or (None, None)))
         entry.provenance = read_provenance(entry.folder)
 
     def poll(self) -> None:

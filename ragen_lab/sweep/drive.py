@@ -6,39 +6,40 @@ command goes on from there.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
-from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
-from ragen_lab.mirror import MLflowMirror, default_uri, uri_fault
-from ragen_lab.runs import Run, from_home, from_mlflow, sweep_record
+from ragen_lab.mirror import default_uri, uri_fault
+from ragen_lab.runs import View, from_home, from_mlflow, look, sweep_record
 from ragen_lab.sweep import local
-from ragen_lab.sweep.board import SUCCESS, Board, Follower, duration, last_value, plural
+from ragen_lab.sweep.board import SUCCESS, Board, Follower, last_value, plural
+from ragen_lab.sweep.budget import Budget
+from ragen_lab.sweep.compete import Competition, with_proposals
+from ragen_lab.sweep.desk import Desk, Event, InOrder, Job, Source
 from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.ledger import Ledger
-from ragen_lab.sweep.local import Event
-from ragen_lab.sweep.plan import Plan, make_plan
-from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.mirroring import Mirroring, mlflow_uri
+from ragen_lab.sweep.plan import make_plan
+from ragen_lab.sweep.plan_text import describe
+from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
 from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 
 EXIT_FAILED = 1
 EXIT_INPUT = 2
+MOST_AT_ONCE = 10_000  # trials that a search may have under way
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
-FLUSH_SECONDS = 5.0
 _NO_LIMITS = (
     "Note: resources.hang_minutes and resources.memory_gb are not kept with --workers 0: to keep them is to end the "
     "process of a trial, which is this one here."
@@ -72,7 +73,7 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
     """Bring a sweep to its end, or as far as it gets. Everything for people goes to ``console``.
 
     Raises ConfigError where it cannot be run as asked, HomeError where the home cannot be used, and TrialLocked where
-    another driver works on this sweep.
+    another driver works on this sweep, and KeyboardInterrupt where the user does before anything has begun.
     """
     home = options.home.absolute()
     track = sweep.trials[0].cfg.track
@@ -80,8 +81,8 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
         raise ConfigError(sweep.file, [f"track.mlflow_uri: {fault}"])
     ledger = Ledger(home)
     try:
-        with locked(home / "locks" / f"{sweep.name}.lock", what="sweep"):
-            return _Driver(sweep, options, home, ledger, console).run()
+        with _terminable(), locked(home / "locks" / f"{sweep.name}.lock", what="sweep"):
+            return _Driver(with_proposals(sweep, ledger), options, home, ledger, console).run()
     finally:
         ledger.close()
 
@@ -96,13 +97,15 @@ class _Driver:
         self.interrupted = False
         self.attempts: dict[str, int] = {}
         self._ledger_ails = False
+        self._competition: Competition | None = None
 
     def run(self) -> Finished:
         here = bool(self.plan.pending) and self.options.address is None
-        if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus)):
+        if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus, self.sweep.memory_gb)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
         self.ledger.check_name(self.sweep)
         gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
+        source = self._source()
         self.say(describe(self.plan, brief=True))
         if gone:
             self.say(
@@ -110,27 +113,63 @@ class _Driver:
                 f"{'it' if len(gone) == 1 else 'them'}; the results stay in the home, and in MLflow under the tag "
                 f"left_sweep."
             )
-        mirror = _Mirror(self.board, self.sweep, self.home, self.ledger, self.console, self.options.program)
-        with mirror:
-            if self.plan.pending:
-                self._train()
-            self.board.settle()
-        run_ids = mirror.run_ids
-        report = None if self.interrupted or not self.options.report else self._report()
-        return self._finish(run_ids, report)
+        mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, self.options.program)
+        report = None
+        try:
+            with mirror:
+                if source is not None:
+                    self._train(source)
+                self.board.settle()
+            if self.options.report and not self.interrupted:
+                report = self._report()
+        except KeyboardInterrupt:  # a second one, or one after the training: the rest is left to the next call
+            self.interrupted = True
+        return self._finish(mirror.run_ids, report)
 
     def say(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     # --- training ---
 
-    def _train(self) -> None:
+    def _source(self) -> Source | None:
+        """What there is to do; None where all is there already."""
+        sweep = self.sweep
+        if sweep.search.kind == "grid" and sweep.scheduler.kind == "fifo":
+            return InOrder(self.plan.pending) if self.plan.pending else None
+        competition = Competition(sweep, self.ledger, self._view, self._joined, lambda text: self.say(text, "yellow"))
+        self._competition = competition
+        if not competition.prime():
+            self._prune(final=True)
+            return None
+        self._prune(final=False)  # who ended for want of rank may rise when there is more to compare with
+        return competition
+
+    def _view(self, trial_id: str) -> View:
+        return self.board.entries[trial_id].view
+
+    def _joined(self, arm: Arm | None, trials: list[Trial]) -> None:
+        """Trials have come into the sweep while it runs."""
+        arms = self.sweep.arms if arm is None else (*self.sweep.arms, arm)
+        self.sweep = replace(self.sweep, arms=arms, trials=(*self.sweep.trials, *trials))
+        for trial in trials:
+            self.board.add(trial, look(trial_folder(self.home, trial.trial_id), trial.cfg))
+
+    def _prune(self, final: bool) -> None:
+        """Write down which trials the scheduler has ended."""
+        if self._competition is not None:
+            ended = self._competition.pruned(final)
+            self.ledger.prune(self.sweep.name, ended)
+            self.board.prune(ended)
+
+    def _train(self, source: Source) -> None:
         in_process = self.options.engine == "local" and self.options.workers == 0
         limits = Limits() if in_process else Limits(self.sweep.hang_minutes, self.sweep.memory_gb)
         if limits != Limits(self.sweep.hang_minutes, self.sweep.memory_gb):
             self.say(_NO_LIMITS, "yellow")
-        requests = [
-            TrialRequest(
+
+        def request(job: Job) -> TrialRequest:
+            trial = job.trial
+            return TrialRequest(
                 trial.trial_id,
                 trial.arm,
                 trial.seed,
@@ -139,34 +178,35 @@ class _Driver:
                 trainer=self.options.trainer,
                 capture=not in_process,
                 limits=limits,
+                until=job.until,
             )
-            for trial in self.plan.pending
-        ]
-        budget = None
-        if self.sweep.minutes is not None:
-            budget = threading.Timer(self.sweep.minutes * 60, self.stop.set)
-            budget.daemon = True
-            budget.start()
+
+        desk = Desk(source, request, self._event, most=self.sweep.budget.trials)
         live = self.console.is_terminal and not in_process
+        budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.stop)
         try:
-            with Follower(self.board, self.console, live), _terminable():
-                self._engine(requests)
+            with Follower(self.board, self.console, live), budget:
+                self._engine(desk)
         except KeyboardInterrupt:
             self.interrupted = True
-        finally:
-            if budget is not None:
-                budget.cancel()
-        if self.stop.is_set() and not self.interrupted:
-            self.say(f"The budget of {self.sweep.minutes:g} minutes is over. The same command goes on from here.")
+        if not self.interrupted:
+            spent = budget.spent
+            if spent is None and desk.spent:
+                spent = f"The budget of {plural(self.sweep.budget.trials or 0, 'trial')} is over."
+            if spent is not None:
+                self.say(f"{spent} The same command goes on from here.")
+            self._prune(final=spent is None and not self.stop.is_set())
 
-    def _engine(self, requests: list[TrialRequest]) -> None:
+    def _engine(self, desk: Desk) -> None:
         sweep, options = self.sweep, self.options
+        resources: Any = {"cpus": sweep.cpus, "gpus": sweep.gpus, "memory_gb": sweep.memory_gb}
         if options.engine == "ray":
             from ragen_lab.sweep import tune
 
-            tune.run(requests, self._event, self.stop, cpus=sweep.cpus, gpus=sweep.gpus, address=options.address)
-        else:
-            local.run(requests, self._event, self.stop, cpus=sweep.cpus, gpus=sweep.gpus, workers=options.workers)
+            tune.run(desk, self.stop, **resources, address=options.address)
+            return
+        most = sweep.budget.trials or MOST_AT_ONCE if self._competition else len(self.plan.pending)
+        local.run(desk, self.stop, **resources, workers=options.workers, most=most)
 
     def _event(self, event: Event) -> None:
         """Called by the engine, in this thread."""
@@ -278,132 +318,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@dataclass
-class _Mirror:
-    """Writes the board into MLflow from a thread of its own, so that a slow server delays nothing.
-
-    The folders are the truth: while the server is away nothing is lost, and the next flush catches up.
-    """
-
-    board: Board
-    sweep: Sweep
-    home: Path
-    ledger: Ledger
-    console: Console
-    program: str = "ragen-lab"
-    run_ids: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        track = self.sweep.trials[0].cfg.track
-        self.uri = mlflow_uri(self.sweep.trials[0].cfg, self.home)
-        self.on = track.mlflow
-        self.mirror = MLflowMirror(self.uri, self.sweep.name, self.home, self.ledger.home_id, self.sweep.findings)
-        self.left, self.positions = self.ledger.left(self.sweep.name), self.ledger.positions(self.sweep.name)
-        self._warned = self._behind = False
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
-
-    def __enter__(self) -> _Mirror:
-        if self.on and not self._up_to_date():
-            self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._thread.ident is None:
-            self.run_ids = self.ledger.run_ids(self.sweep.name) if self.on else {}
-            return
-        self._end.set()
-        self._thread.join()  # with a last flush, which sees the final state
-        if self._behind:
-            self._say(
-                f"MLflow at {self.uri} lacks the newest results. They are safe in {self.home}; the next run of this "
-                f"sweep, or `{self.program} sync {self.sweep.name}`, writes them there."
-            )
-        else:
-            self.ledger.record_mirror(self.sweep.name, self.run_ids, self._state(self.board.runs()))
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
-
-    def _state(self, runs: list[Run]) -> str:
-        """Changes whenever MLflow would have to hold something else."""
-        held = [
-            (run.trial_id, run.arm, run.status, len(run.rows), run.stop_iteration, run.stop_reason, run.params)
-            for run in runs
-        ]
-        text = json.dumps([self.uri, self.sweep.findings, sorted(self.left), held], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def _up_to_date(self) -> bool:
-        """Whether all is there already, so that a repeated sweep need not even load MLflow."""
-        if self.uri.startswith("sqlite:///") and not Path(self.uri.removeprefix("sqlite:///")).is_file():
-            return False
-        runs = self.board.runs()
-        done = all(entry.view.done for entry in self.board.entries.values())
-        return done and self.ledger.mirror_state(self.sweep.name) == self._state(runs)
-
-    def _work(self) -> None:
-        self._behind = True
-        last = False
-        while not last:
-            last = self._end.wait(FLUSH_SECONDS if self.run_ids or self._warned else 0)
-            runs = self.board.runs()
-            try:
-                self.run_ids = self.mirror.flush(runs, self.left, self.positions)
-                if last:
-                    self.mirror.end(_parent_status(runs))
-                if self._warned and self._behind:
-                    self._say("MLflow can be reached again and has caught up.")
-                self._behind = False
-            except TrackingError as error:
-                self._behind = True
-                if not self._warned:
-                    self._say(
-                        f"{error}\nTraining goes on: everything is kept in {self.home}, and MLflow is brought up to "
-                        f"date as soon as it can be reached (or later with `{self.program} sync {self.sweep.name}`)."
-                    )
-                self._warned = True
-
-
-def _parent_status(runs: Sequence[Run]) -> str:
-    return "FINISHED" if all(run.status in ("finished", "collapsed") for run in runs) else "KILLED"
-
-
-def mlflow_uri(cfg: RunConfig, home: Path) -> str:
-    """Where the runs of a config are mirrored: its own URI, else the database of the home."""
-    return cfg.track.mlflow_uri or default_uri(home)
-
-
 # --- what the other commands need -----------------------------------------------------------------
-
-
-def sync(home: Path, sweep: str) -> tuple[int, str]:
-    """Rebuild what MLflow holds of a sweep from the ledger and the trial folders; (runs, URI).
-
-    Raises ConfigError for an unknown sweep or an address that can never be one of MLflow, TrackingError where MLflow
-    cannot be reached.
-    """
-    home = home.absolute()
-    record = sweep_record(home, sweep)
-    ledger = Ledger(home)
-    try:
-        with locked(home / "locks" / f"{sweep}.lock", what="sweep"):
-            runs = from_home(home, sweep).runs
-            uri = next((run.params["track.mlflow_uri"] for run in runs), None) or default_uri(home)
-            mirror = MLflowMirror(uri, sweep, home, ledger.home_id, tuple(record["findings"]))
-            try:
-                mirror.forget()
-                run_ids = mirror.flush(runs)
-                mirror.end(_parent_status(runs))
-            except TrackingError as error:
-                raise TrackingError(
-                    f"{error}\nThe results are safe in {home}. Start the server or mend the database, then repeat this "
-                    f"command; for another address run the sweep again with --set track.mlflow_uri=URI."
-                ) from error
-            ledger.record_mirror(sweep, run_ids, "")  # the next sweep looks for itself
-            return len(run_ids), uri
-    finally:
-        ledger.close()
 
 
 def report_of(home: Path, sweep: str, out: Path | None = None, command: str = "", uri: str | None = None) -> Path:
@@ -430,62 +345,6 @@ def report_of(home: Path, sweep: str, out: Path | None = None, command: str = ""
     return write_report(
         runs, results, target.absolute(), sweep=sweep, warnings=warnings, command=command, findings=numbers
     )
-
-
-def describe(plan: Plan, brief: bool = False) -> str:
-    """The plan in words. ``brief``: without the list of trials."""
-    sweep, cost = plan.sweep, plan.cost
-    done = len(plan.trials) - cost.trials
-    size = f"{plural(len(sweep.arms), 'arm')} x {plural(len(sweep.seeds), 'seed')}"
-    lines = [f"Sweep {sweep.name}: {size} = {plural(len(plan.trials), 'trial')}, {done} there already."]
-    if cost.trials:
-        took = f", about {duration(cost.seconds)} one at a time" if cost.seconds is not None else ""
-        lines.append(
-            f"To do: {plural(cost.trials, 'trial')}, {plural(cost.iterations, 'iteration')}, {cost.trajectories} "
-            f"trajectories, {plural(cost.updates, 'optimizer step')}{took}."
-        )
-    if not brief:
-        for planned in plan.trials:
-            view, trial = planned.view, planned.trial
-            what = f"{view.status} at {view.iteration}" if view.rows else view.status
-            lines.append(f"  {trial.trial_id}  {trial.arm} · seed {trial.seed}: {what} of {trial.cfg.train.iterations}")
-    lines += [f"Note: {warning}" for warning in plan.warnings]
-    return "\n".join(lines)
-
-
-def plan_here(sweep: Sweep, home: Path, address: str | None = None) -> Plan:
-    """The plan, with a warning for what this machine has not of the resources that it asks for."""
-    plan = make_plan(sweep, home)
-    faults = [] if address else local.lacking(sweep.cpus, sweep.gpus)
-    return replace(plan, warnings=(*plan.warnings, *faults))
-
-
-def plan_as_json(plan: Plan) -> dict[str, Any]:
-    """The plan for a script."""
-    cost = plan.cost
-    return {
-        "sweep": plan.sweep.name,
-        "trials": [
-            {
-                "trial_id": planned.trial.trial_id,
-                "arm": planned.trial.arm,
-                "seed": planned.trial.seed,
-                "status": planned.view.status,
-                "done": planned.view.done,
-                "iteration": planned.view.iteration,
-                "iterations": planned.trial.cfg.train.iterations,
-            }
-            for planned in plan.trials
-        ],
-        "warnings": list(plan.warnings),
-        "cost": {
-            "trials": cost.trials,
-            "iterations": cost.iterations,
-            "trajectories": cost.trajectories,
-            "updates": cost.updates,
-            "seconds": cost.seconds,
-        },
-    }
 
 
 def own_terminal() -> Console:

@@ -10,13 +10,18 @@ import faulthandler
 import os
 import subprocess
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from ragen_lab.track import METRICS_FILE
+
 KILLED_FILE = "killed.txt"
 GB = 10**9
+STAGE_FILE = "stage.json"  # what a trial is doing before its first row, for the driver's table
 _POLL = 0.25  # seconds between two looks at the memory
+_START_SECONDS = 30.0  # before its guard is there, a fresh worker loads its libraries
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,36 @@ class Guard:
         if self._words is not None:
             self._words.close()
             self.file.unlink(missing_ok=True)
+
+
+class Overdue:
+    """The driver's own look at a trial: whether a guard that must have ended it has not, for a stopped process, say.
+
+    Goes by changes of the trial's files and the monotonic clock, so that a clock that jumps ends nobody.
+    """
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.folder, self.limits = folder, limits
+        self._seen: tuple[float, ...] = ()
+        self._since = time.monotonic()
+
+    def __call__(self) -> bool:
+        if self.limits.hang_minutes is None:
+            return False
+        seen = tuple(_changed(self.folder / name) for name in (METRICS_FILE, STAGE_FILE))
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+        late = time.monotonic() - self._since > self.limits.hang_minutes * 60 * 1.5 + _START_SECONDS
+        if late:
+            (self.folder / KILLED_FILE).write_text("Timeout, and its process did not answer\n", encoding="utf-8")
+        return late
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def resident() -> int:

@@ -22,7 +22,7 @@ from ragen_lab.runs import LEDGER_FILE, ledger_error
 from ragen_lab.sweep.spec import Sweep, Trial
 from ragen_lab.track import TRIALS_FOLDER, locked
 
-LEDGER_VERSION = 2
+LEDGER_VERSION = 3
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -33,7 +33,8 @@ CREATE TABLE trials (trial_id TEXT PRIMARY KEY, config_id TEXT NOT NULL, created
 CREATE TABLE sweep_trials (
     sweep TEXT NOT NULL REFERENCES sweeps(name), trial_id TEXT NOT NULL REFERENCES trials(trial_id),
     position INTEGER NOT NULL, arm TEXT NOT NULL, seed INTEGER NOT NULL, iterations INTEGER NOT NULL,
-    on_collapse TEXT NOT NULL, config TEXT NOT NULL, mlflow_run_id TEXT, left_at REAL, PRIMARY KEY (sweep, trial_id));
+    on_collapse TEXT NOT NULL, config TEXT NOT NULL, mlflow_run_id TEXT, left_at REAL, until INTEGER,
+    pruned_at INTEGER, pruned_why TEXT, PRIMARY KEY (sweep, trial_id));
 CREATE TABLE attempts (
     id INTEGER PRIMARY KEY, sweep TEXT NOT NULL, trial_id TEXT NOT NULL, started REAL NOT NULL, ended REAL,
     status TEXT NOT NULL, pid INTEGER, host TEXT NOT NULL, iteration INTEGER, error TEXT);
@@ -42,11 +43,20 @@ CREATE INDEX attempts_of_trial ON attempts (trial_id);
 _VIEW = """
 CREATE VIEW runs AS
     SELECT t.sweep, t.position, t.trial_id, trials.config_id, t.arm, t.seed, t.iterations, t.on_collapse,
-           t.config, t.mlflow_run_id
+           t.config, t.mlflow_run_id, t.until, t.pruned_at, t.pruned_why
     FROM sweep_trials AS t JOIN trials ON trials.trial_id = t.trial_id WHERE t.left_at IS NULL;
 """
+_PROPOSALS = """
+CREATE TABLE proposals (
+    sweep TEXT NOT NULL, number INTEGER NOT NULL, search TEXT NOT NULL, arm TEXT, params TEXT NOT NULL,
+    attrs TEXT NOT NULL, fault TEXT, made REAL NOT NULL, PRIMARY KEY (sweep, search, number));
+"""
 # Version of a ledger -> what brings it to the next one.
-_STEPS = {1: f"ALTER TABLE sweep_trials ADD COLUMN left_at REAL; DROP VIEW runs; {_VIEW}"}
+_STEPS = {
+    1: "ALTER TABLE sweep_trials ADD COLUMN left_at REAL; DROP VIEW runs;",
+    2: "ALTER TABLE sweep_trials ADD COLUMN until INTEGER; ALTER TABLE sweep_trials ADD COLUMN pruned_at INTEGER;"
+    f"ALTER TABLE sweep_trials ADD COLUMN pruned_why TEXT; DROP VIEW IF EXISTS runs; {_VIEW}{_PROPOSALS}",
+}
 
 
 @contextmanager
@@ -88,7 +98,9 @@ class Ledger:
             )
         if version == 0:
             made = f"INSERT INTO meta VALUES ('home_id', '{uuid.uuid4().hex}');"
-            database.executescript(f"BEGIN;{_SCHEMA}{_VIEW}{made}PRAGMA user_version = {LEDGER_VERSION};COMMIT;")
+            database.executescript(
+                f"BEGIN;{_SCHEMA}{_VIEW}{_PROPOSALS}{made}PRAGMA user_version = {LEDGER_VERSION};COMMIT;"
+            )
             return database
         for old in range(version, LEDGER_VERSION):
             database.executescript(f"BEGIN;{_STEPS[old]}PRAGMA user_version = {old + 1};COMMIT;")
@@ -199,6 +211,51 @@ class Ledger:
                 cfg.model_dump_json(),
             ),
         )
+
+    # --- settings that compete ---
+
+    def join(self, sweep: Sweep, trials: Sequence[Trial], proposal: Mapping[str, Any] | None = None) -> None:
+        """Trials that come into a running sweep, with the proposal that they were made for."""
+        now = time.time()
+        with self._change() as database:
+            place = 1 + max(self.positions(sweep.name).values(), default=-1)
+            for position, trial in enumerate(trials, start=place):
+                self._record_trial(database, sweep, position, trial, now)
+            if proposal is not None:
+                row = {**proposal, "sweep": sweep.name, "made": now}
+                database.execute(
+                    "INSERT INTO proposals (sweep, number, search, arm, params, attrs, fault, made) "
+                    "VALUES (:sweep, :number, :search, :arm, :params, :attrs, :fault, :made)",
+                    row,
+                )
+
+    def proposals(self, sweep: str, search: str) -> list[dict[str, Any]]:
+        """The proposals of one search, in order."""
+        rows = self._read("SELECT * FROM proposals WHERE sweep = ? AND search = ? ORDER BY number", (sweep, search))
+        return [dict(row) for row in rows]
+
+    def ask(self, sweep: str, trial_ids: Sequence[str], until: int) -> None:
+        """Remember how far trials are asked to come, before they are."""
+        with self._change() as database:
+            for trial_id in trial_ids:
+                database.execute(
+                    "UPDATE sweep_trials SET until = ? WHERE sweep = ? AND trial_id = ?", (until, sweep, trial_id)
+                )
+
+    def asked(self, sweep: str) -> dict[str, int]:
+        """Trial id -> how far it was asked to come."""
+        rows = self._read("SELECT trial_id, until FROM runs WHERE sweep = ? AND until IS NOT NULL", (sweep,))
+        return {row["trial_id"]: row["until"] for row in rows}
+
+    def prune(self, sweep: str, ended: Mapping[str, tuple[int, str]]) -> None:
+        """Say which trials the scheduler has ended: trial id -> (iteration, why). All others of the sweep are not."""
+        with self._change() as database:
+            database.execute("UPDATE sweep_trials SET pruned_at = NULL, pruned_why = NULL WHERE sweep = ?", (sweep,))
+            for trial_id, (at, why) in ended.items():
+                database.execute(
+                    "UPDATE sweep_trials SET pruned_at = ?, pruned_why = ? WHERE sweep = ? AND trial_id = ?",
+                    (at, why, sweep, trial_id),
+                )
 
     def attempt_started(self, sweep: str, trial_id: str, pid: int | None, host: str | None = None) -> int:
         """Open an attempt; its number."""

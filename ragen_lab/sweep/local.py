@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -21,25 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragen_lab.errors import ConfigError
-from ragen_lab.sweep.worker import RETRIES, TrialRequest, TrialResult, record_failure, run_trial
+from ragen_lab.sweep.desk import Desk
+from ragen_lab.sweep.guard import GB, Overdue
+from ragen_lab.sweep.worker import TrialRequest, TrialResult, record_failure, run_trial
+from ragen_lab.track import trial_folder
 
 if TYPE_CHECKING:  # generic for the type checker only
     Channel = Connection[Any, Any]
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
-
-@dataclass(frozen=True)
-class Event:
-    """What an engine tells the driver: an attempt at a trial has started, or has ended."""
-
-    kind: str  # started | ended | retried
-    request: TrialRequest
-    pid: int | None = None
-    result: TrialResult | None = None  # of ended and retried
-
-
-OnEvent = Callable[[Event], None]
 
 
 def cores() -> int:
@@ -57,7 +46,12 @@ def visible_gpus() -> list[str]:
     return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
 
 
-def lacking(cpus: float, gpus: float) -> list[str]:
+def memory() -> float:
+    """Memory of this machine in 10^9 bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GB
+
+
+def lacking(cpus: float, gpus: float, memory_gb: float | None = None) -> list[str]:
     """What this machine has not of the resources that one trial asks for: a fault each."""
     faults = []
     if cpus > cores():
@@ -70,17 +64,24 @@ def lacking(cpus: float, gpus: float) -> list[str]:
             f"resources.gpus: {gpus:g} per trial, but {devices} {'is' if devices == 1 else 'are'} visible here. Use "
             f"resources.gpus=0, or run where there are GPUs."
         )
+    if memory_gb is not None and memory_gb > memory():
+        faults.append(
+            f"resources.memory_gb: {memory_gb:g} per trial, but this machine has {memory():.3g}. Ask for less, or "
+            f"leave the limit out."
+        )
     return faults
 
 
-def slots(cpus: float, gpus: float, workers: int | None = None) -> list[str]:
+def slots(cpus: float, gpus: float, workers: int | None = None, memory_gb: float | None = None) -> list[str]:
     """One entry per trial that may run at a time: its CUDA_VISIBLE_DEVICES ("" = no GPU).
 
     Raises ConfigError where the machine has not what one trial asks for.
     """
-    if faults := lacking(cpus, gpus):
+    if faults := lacking(cpus, gpus, memory_gb):
         raise ConfigError("this machine", faults)
     count = int(cores() / cpus) if workers is None else workers
+    if memory_gb is not None:
+        count = min(count, int(memory() / memory_gb))
     if gpus == 0:
         return [""] * count
     devices = visible_gpus()
@@ -93,43 +94,41 @@ def slots(cpus: float, gpus: float, workers: int | None = None) -> list[str]:
 
 
 def run(
-    requests: Sequence[TrialRequest],
-    on_event: OnEvent,
+    desk: Desk,
     stop: threading.Event,
     *,
     cpus: float = 1,
     gpus: float = 0,
+    memory_gb: float | None = None,
     workers: int | None = None,
-) -> dict[str, TrialResult]:
-    """Run every request; trial id -> result. Trials cut off by ``stop`` have none.
+    most: int = 1,
+) -> None:
+    """Run what the desk hands out until it has no more, or until ``stop``.
 
-    ``workers``: processes; None = one per ``cpus`` cores, 0 = in this process, one after the other.
+    ``workers``: processes; None = one per ``cpus`` cores, 0 = in this process, one after the other. ``most``: trials
+    that there can ever be, so that no more processes are started than that.
     Raises KeyboardInterrupt where the user does; the workers are gone then.
     """
     if workers == 0:
-        return _in_process(requests, on_event, stop)
-    places = slots(cpus, gpus, workers)[: len(requests)]
-    pool = _Pool(places, on_event)
+        _in_process(desk, stop)
+        return
+    pool = _Pool(slots(cpus, gpus, workers, memory_gb)[:most])
     try:
-        return pool.run(requests, stop)
+        pool.run(desk, stop)
     finally:
         pool.kill()
 
 
-def _in_process(requests: Sequence[TrialRequest], on_event: OnEvent, stop: threading.Event) -> dict[str, TrialResult]:
-    results: dict[str, TrialResult] = {}
-    for request in requests:
-        for attempt in range(RETRIES + 1):
-            if stop.is_set():
-                return results
-            on_event(Event("started", request, os.getpid()))
-            result = run_trial(request)
-            again = result.status == "failed" and not result.permanent and attempt < RETRIES
-            on_event(Event("retried" if again else "ended", request, os.getpid(), result))
-            if not again:
-                results[request.trial_id] = result
-                break
-    return results
+def _in_process(desk: Desk, stop: threading.Event) -> None:
+    while not stop.is_set():
+        request = desk.take()
+        if request is None:
+            if not desk.waits():
+                return
+            stop.wait(0.1)
+            continue
+        desk.started(request, os.getpid())
+        desk.ended(request, run_trial(request))
 
 
 @dataclass
@@ -139,6 +138,7 @@ class _Worker:
     life: int
     place: str
     request: TrialRequest | None = None
+    overdue: Overdue | None = None
 
     def close(self) -> None:
         self.pipe.close()
@@ -146,37 +146,35 @@ class _Worker:
 
 
 class _Pool:
-    def __init__(self, places: Sequence[str], on_event: OnEvent) -> None:
-        self.on_event = on_event
+    def __init__(self, places: Sequence[str]) -> None:
         self.workers = [_start(place) for place in places]
 
-    def run(self, requests: Sequence[TrialRequest], stop: threading.Event) -> dict[str, TrialResult]:
-        waiting = deque(requests)
-        tries: dict[str, int] = {}
-        results: dict[str, TrialResult] = {}
-        while len(results) < len(requests) and not stop.is_set():
+    def run(self, desk: Desk, stop: threading.Event) -> None:
+        while not stop.is_set():
             for worker in self.workers:
-                if worker.request is None and waiting:
-                    self._give(worker, waiting.popleft())
-            ready = wait([worker.pipe for worker in self.workers if worker.request is not None], timeout=0.2)
-            for worker in [worker for worker in self.workers if worker.pipe in ready]:
+                if worker.request is None and (request := desk.take()) is not None:
+                    self._give(worker, request)
+                    desk.started(request, worker.process.pid)
+            busy = [worker for worker in self.workers if worker.request is not None]
+            if not busy and not desk.waits():
+                return
+            if not busy:
+                stop.wait(0.1)  # until the next attempt is due
+            ready = wait([worker.pipe for worker in busy], timeout=0.2)
+            for worker in [worker for worker in busy if worker.pipe in ready]:
                 request = worker.request
                 assert request is not None
-                result = self._take(worker, request)
-                tries[request.trial_id] = tries.get(request.trial_id, 0) + 1
-                again = result.status == "failed" and not result.permanent and tries[request.trial_id] <= RETRIES
-                self.on_event(Event("retried" if again else "ended", request, result.pid or None, result))
-                if again:
-                    waiting.appendleft(request)
-                else:
-                    results[request.trial_id] = result
-        return results
+                desk.ended(request, self._take(worker, request))
+            for worker in busy:
+                if worker.overdue is not None and worker.request is not None and worker.overdue():
+                    worker.process.kill()  # a stopped process, or one that waits for a disk, cannot end itself
 
-    def _give(self, worker: _Worker, request: TrialRequest) -> None:
+    @staticmethod
+    def _give(worker: _Worker, request: TrialRequest) -> None:
         worker.request = request
+        worker.overdue = Overdue(trial_folder(Path(request.home), request.trial_id), request.limits)
         with suppress(OSError):  # it died while idle: reading its pipe will say so, and a new one gets the trial
             worker.pipe.send(request)
-        self.on_event(Event("started", request, worker.process.pid))
 
     def _take(self, worker: _Worker, request: TrialRequest) -> TrialResult:
         """The worker's answer; a dead worker is replaced and its death is the answer."""
@@ -185,8 +183,8 @@ class _Pool:
         except (EOFError, OSError):
             code = worker.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-            result = record_failure(request, f"the worker process {how}{hint}; the trial's log.txt may say more")
+            hint = ", by hand or by the system for want of memory" if code == -signal.SIGKILL else ""
+            result = record_failure(request, f"the worker process {how}{hint}; the trial's log.txt may say more.")
             worker.close()
             fresh = _start(worker.place)
             worker.process, worker.pipe, worker.life = fresh.process, fresh.pipe, fresh.life

@@ -13,7 +13,7 @@ from typing import Any
 
 from ragen_lab.config import RunConfig, steps_per_iteration
 from ragen_lab.inert import inert_knobs
-from ragen_lab.runs import View, look
+from ragen_lab.runs import View, ended_at, look, pruned_trials
 from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.track import trial_folder
 
@@ -86,7 +86,13 @@ def seconds_per_iteration(view: View) -> float | None:
 
 def make_plan(sweep: Sweep, home: Path) -> Plan:
     """The plan for a home folder, which need not exist."""
-    return plan_of(sweep, lambda trial: look(trial_folder(home, trial.trial_id), trial.cfg))
+    pruned = pruned_trials(home, sweep.name)
+
+    def seen(trial: Trial) -> View:
+        view = look(trial_folder(home, trial.trial_id), trial.cfg)
+        return ended_at(view, *pruned.get(trial.trial_id, (None, None)))
+
+    return plan_of(sweep, seen)
 
 
 def plan_of(sweep: Sweep, seen: Callable[[Trial], View]) -> Plan:

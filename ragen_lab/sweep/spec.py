@@ -6,80 +6,24 @@ share is told once.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field, ValidationError
+from typing import Any
 
 from ragen_lab.config import RunConfig, apply_overrides, build, flatten, knobs, load, suggest
 from ragen_lab.errors import ConfigError
 from ragen_lab.page import read_value, scan_page
-from ragen_lab.sections import Section, knob
+from ragen_lab.sections import Section
 from ragen_lab.sweep import ties
-
-MOST_SEEDS = 1000
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
-Finding = Annotated[int, Field(ge=1, le=6)]
-SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
-
-
-class SearchSection(Section):
-    kind: Literal["grid"] = knob("grid", "How the axes are walked: 'grid' takes every combination.")
-
-
-class SchedulerSection(Section):
-    kind: Literal["fifo"] = knob("fifo", "'fifo' runs every trial to its end (or to its collapse).")
-
-
-class ResourcesSection(Section):
-    cpus: float = knob(1.0, "CPU cores per trial.", gt=0)
-    gpus: float = knob(0.0, "GPUs per trial; fractions share one. 0 hides the GPUs from a trial.", ge=0)
-    memory_gb: float | None = knob(
-        None, "Memory of a trial's process at most, in 10^9 bytes; one that takes more is ended and retried.", gt=0
-    )
-    hang_minutes: float | None = knob(
-        None, "A trial without a new iteration for so long is ended and retried from its checkpoint.", gt=0
-    )
-
-
-class BudgetSection(Section):
-    minutes: float | None = knob(None, "Wall clock of one call; what is unfinished goes on next time.", gt=0)
-
-
-class SweepPage(Section):
-    """The keys of a sweep page."""
-
-    name: str = Field(pattern=NAME, description="Letters, digits, '_', '-' and '.'; the default is the file's name.")
-    base: str | None = knob(None, "The page that every arm starts from, relative to this page.", min_length=1)
-    findings: list[Finding] = knob([], "Which claims (1 to 6) these runs can speak to.")
-    axes: dict[str, list[Any]] = knob({}, "Dotted knob -> values; the arms are all combinations.")
-    arms: dict[str, dict[str, Any]] = knob({}, "Named arms beside the grid: name -> knobs that they change.")
-    ties: dict[str, str | int | float] = knob({}, "Dotted knob -> arithmetic over other knobs.")
-    seeds: SeedNumber | list[SeedNumber] = knob(1, "Replicates per arm: how many, or which seeds.")
-    search: SearchSection = SearchSection()
-    scheduler: SchedulerSection = SchedulerSection()
-    on_collapse: Literal["stop", "continue"] | None = knob(
-        None, "'stop' ends collapsed runs, 'continue' only logs alarms; default: the base's detect.on_collapse."
-    )
-    resources: ResourcesSection = ResourcesSection()
-    budget: BudgetSection = BudgetSection()
-
-
-# Words of the design that this version does not act on: told apart from plain mistakes.
-_NOT_BUILT = {
-    "search.kind": ("random", "optuna"),
-    "scheduler.kind": ("asha", "median"),
-    "on_collapse": ("rollback",),
-    "budget.trials": None,
-    "budget.gpu_hours": None,
-}
-_HERE = {"seed": "seeds", "detect.on_collapse": "on_collapse"}  # knobs that the page itself sets
+from ragen_lab.sweep.page_keys import HERE, MOST_SEEDS, NAME, SweepPage, is_sweep_page, read_keys
+from ragen_lab.sweep.search_page import BudgetSection, Range, SchedulerSection, SearchSection, rungs
+from ragen_lab.sweep.template import Template, leaves
 
 
 @dataclass(frozen=True)
@@ -119,16 +63,16 @@ class Sweep:
     hang_minutes: float | None = None
     minutes: float | None = None
     notes: tuple[str, ...] = ()
+    search: SearchSection = field(default_factory=SearchSection)
+    scheduler: SchedulerSection = field(default_factory=SchedulerSection)
+    budget: BudgetSection = field(default_factory=BudgetSection)
+    space: dict[str, Any] = field(default_factory=dict)  # axes of a search: levels or a Range
+    template: Template | None = None  # what every arm of the page starts from
     grows: bool = False  # trials that earlier calls asked for stay in it
 
     def cfg_of(self, arm: str) -> RunConfig:
         """The config of an arm with the sweep's first seed."""
         return next(trial.cfg for trial in self.trials if trial.arm == arm)
-
-
-def is_sweep_page(tree: Mapping[str, Any]) -> bool:
-    """Whether a page is meant as a sweep: it has a key that only sweep pages have."""
-    return any(key in SweepPage.model_fields for key in tree)
 
 
 def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
@@ -209,7 +153,7 @@ class _Resolver:
         self.notes: list[str] = []
         self.known = list(knobs())
         self.knob_overrides: dict[str, Any] = {}
-        self.page = self._page(self._with_page_overrides(tree, overrides))
+        self.page = self._read(self._with_page_overrides(tree, overrides))
 
     def resolve(self) -> Sweep:
         page = self.page
@@ -219,9 +163,13 @@ class _Resolver:
         arms = self._arms()
         base = self._base()
         trials: list[Trial] = []
+        template = None
         if base is not None:
             configs = self._configs(arms, parsed, base)
             arms = [Arm(arm.name, changes, arm.grid) for arm, changes in zip(arms, self._changes, strict=True)]
+            template = Template(base, {target: ast.unparse(node) for target, node in parsed.items()})
+            if configs:
+                self._check_search(template, configs)
             if not self.faults:
                 pairs = list(zip(arms, configs, strict=True))
                 trials = [self._trial(arm.name, seed, cfg) for seed in seeds for arm, cfg in pairs]
@@ -232,7 +180,7 @@ class _Resolver:
             name=page.name,
             file=str(self.file),
             findings=tuple(sorted(set(page.findings))),
-            axes={path: tuple(values) for path, values in page.axes.items()},
+            axes={path: tuple(values) for path, values in self._levels().items()},
             arms=tuple(arms),
             seeds=tuple(seeds),
             trials=tuple(trials),
@@ -243,6 +191,11 @@ class _Resolver:
             hang_minutes=page.resources.hang_minutes,
             minutes=page.budget.minutes,
             notes=tuple(self.notes),
+            search=page.search,
+            scheduler=page.scheduler,
+            budget=page.budget,
+            space=dict(page.axes) if page.search.kind != "grid" else {},
+            template=template,
         )
 
     # --- the page itself ---
@@ -252,8 +205,8 @@ class _Resolver:
         tree = json.loads(json.dumps(tree, default=str))
         for path, value in overrides.items():
             head, _, rest = path.partition(".")
-            if path in _HERE:
-                self.faults.append(f"--set {path}: the sweep page decides this; use --set {_HERE[path]}=...")
+            if path in HERE:
+                self.faults.append(f"--set {path}: the sweep page decides this; use --set {HERE[path]}=...")
             elif head not in SweepPage.model_fields:
                 self.knob_overrides[path] = value
             elif not rest:
@@ -269,51 +222,10 @@ class _Resolver:
                     self.faults.append(f"--set {path}: '{head}' is a value on this page, not a section.")
         return tree
 
-    def _page(self, tree: dict[str, Any]) -> SweepPage:
-        """The validated page; keys at fault are told and then left out, so that the rest is looked at too."""
-        try:
-            return SweepPage.model_validate(tree)
-        except ValidationError as error:
-            broken = set()
-            seen = set()
-            for item in error.errors():
-                path = ".".join(str(part) for part in item["loc"])
-                broken.add(str(item["loc"][0]))
-                if item["loc"][0] == "seeds":  # a union: pydantic tells one fault per member
-                    path, text = "seeds", "give a number of replicates (at least 1), or a list of whole seeds from 0"
-                    fault = f"seeds: got {tree['seeds']!r}; {text}."
-                else:
-                    fault = self._page_fault(path, item)
-                if fault not in seen:
-                    self.faults.append(fault)
-                seen.add(fault)
-            kept = {key: value for key, value in tree.items() if key not in broken}
-            kept.setdefault("name", "unnamed")
-            return SweepPage.model_validate(kept)
-
-    def _page_fault(self, path: str, item: Any) -> str:
-        got = item.get("input")
-        if path in _NOT_BUILT:
-            words = _NOT_BUILT[path]
-            if words is None or got in words:
-                return f"{path}: {got!r} is not built in this version; allowed: {self._allowed(path)}."
-        if item["type"] == "extra_forbidden":
-            head, _, leaf = path.rpartition(".")
-            section = SweepPage.model_fields[head].annotation if head in SweepPage.model_fields else SweepPage
-            fields = list(getattr(section, "model_fields", SweepPage.model_fields))
-            hint = suggest(leaf or path, fields)
-            where = ""
-            if not head and path in RunConfig.model_fields:
-                where = " Knobs of a run belong into the base page, or under axes or arms."
-            return f"{path}: unknown key.{hint}{where} Allowed here: {', '.join(fields)}."
-        if item["type"] == "literal_error":
-            return f"{path}: got {got!r}; allowed: {self._allowed(path)}."
-        message = item["msg"][0].lower() + item["msg"][1:]
-        return f"{path}: got {got!r}; {message.replace('input ', '', 1)}. Its meaning: {_describe(path)}"
-
-    @staticmethod
-    def _allowed(path: str) -> str:
-        return {"search.kind": "grid", "scheduler.kind": "fifo", "on_collapse": "stop, continue"}.get(path, "minutes")
+    def _read(self, tree: dict[str, Any]) -> SweepPage:
+        page, faults = read_keys(tree)
+        self.faults += faults
+        return page
 
     def _seeds(self) -> list[int]:
         seeds = self.page.seeds
@@ -361,8 +273,8 @@ class _Resolver:
         named += [(f"ties.{path}", path) for path in page.ties]
         named += [(f"--set {path}", path) for path in self.knob_overrides]
         for where, path in named:
-            if path in _HERE:
-                self.faults.append(f"{where}: set this with the page's own key '{_HERE[path]}'.")
+            if path in HERE:
+                self.faults.append(f"{where}: set this with the page's own key '{HERE[path]}'.")
             elif not self._knows(path):
                 section = [knob for knob in self.known if knob.startswith(path + ".")]
                 hint = f" It is a section; name a knob of it, for example {section[0]}." if section else ""
@@ -374,6 +286,8 @@ class _Resolver:
                 if not self._knows(path):
                     self.faults.append(f"ties.{target}: reads '{path}', which is no knob.{suggest(path, self.known)}")
         for path, values in page.axes.items():
+            if isinstance(values, Range):
+                continue
             if not values:
                 self.faults.append(f"axes.{path}: the axis is empty; give at least one value, or remove it.")
             twice = [value for position, value in enumerate(values) if value in values[:position]]
@@ -394,12 +308,52 @@ class _Resolver:
 
     # --- arms and runs ---
 
+    def _levels(self) -> dict[str, list[Any]]:
+        """The axes of a grid. A search proposes its settings while it runs; the base itself is its first arm."""
+        if self.page.search.kind != "grid":
+            return {}
+        return {path: values for path, values in self.page.axes.items() if not isinstance(values, Range)}
+
+    def _check_search(self, template: Template, configs: Sequence[RunConfig]) -> None:
+        """What a search, and a scheduler that compares settings, need of the page."""
+        page = self.page
+        ranges = [path for path, values in page.axes.items() if isinstance(values, Range)]
+        if page.search.kind == "grid":
+            self.faults += [
+                f"axes.{path}: a grid needs a list of values; for a range choose search: {{kind: optuna, trials: 20}}."
+                for path in ranges
+            ]
+        elif not page.axes:
+            self.faults.append("axes: empty; a search needs at least one axis to vary.")
+        else:
+            for path, values in page.axes.items():
+                for value in (values.low, values.high) if isinstance(values, Range) else values:
+                    try:
+                        template.resolve({path: value}, path)
+                    except (ConfigError, ties.TieError) as error:
+                        told = error.faults if isinstance(error, ConfigError) else [str(error)]
+                        self.faults += [f"axes.{path}: {fault}" for fault in told if fault.startswith(f"{path}:")]
+        if page.scheduler.kind != "fifo":
+            if len({(cfg.train.iterations, cfg.eval.every) for cfg in configs}) > 1 or {
+                "train.iterations",
+                "eval.every",
+            } & set(page.axes):
+                self.faults.append(
+                    f"scheduler.kind: {page.scheduler.kind} compares settings at the same iterations, so that all arms "
+                    f"need the same train.iterations and eval.every; use fifo."
+                )
+            elif len(rungs(page.scheduler, configs[0].train.iterations, configs[0].eval.every)) < 2:
+                self.faults.append(
+                    f"scheduler.first: leaves no comparison before iteration {configs[0].train.iterations}; give less, "
+                    f"or more train.iterations."
+                )
+
     def _arms(self) -> list[Arm]:
         page = self.page
         arms = []
         if page.axes or not page.arms:
             # An empty or unknown axis has been told already.
-            axes = {path: values for path, values in page.axes.items() if values and self._knows(path)}
+            axes = {path: values for path, values in self._levels().items() if values and self._knows(path)}
             for values in itertools.product(*axes.values()):
                 changes = dict(zip(axes, values, strict=True))
                 arms.append(Arm(_label(changes) or "base", changes, True))
@@ -446,7 +400,7 @@ class _Resolver:
                 tree = apply_overrides(base, changes, arm.name)
                 for target, node in parsed.items():
                     if {target, *ties.paths(node)} <= set(self.known):
-                        value = ties.compute(node, self._values(tree))
+                        value = ties.compute(node, leaves(tree))
                         tree = apply_overrides(tree, {target: value}, arm.name)
                         changes[target] = value
                 configs.append(build(tree, arm.name))
@@ -468,15 +422,6 @@ class _Resolver:
                     told.append(text)
         self.faults += told
         return configs
-
-    @staticmethod
-    def _values(tree: dict[str, Any]) -> dict[str, Any]:
-        """Every leaf of a tree with defaults filled in, for ties; rules across fields are not judged yet."""
-        try:
-            return RunConfig.model_validate(tree).flat()
-        except ValidationError:
-            build(tree, "")  # raises the same as plain sentences
-            raise
 
     def _trial(self, arm: str, seed: int, cfg: RunConfig) -> Trial:
         seeded = cfg.model_copy(update={"seed": seed})  # both have been validated: once per arm, not per seed
@@ -514,14 +459,3 @@ def _label(changes: Mapping[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _describe(path: str) -> str:
-    section: Any = SweepPage
-    description = "a key of the sweep page."
-    for part in path.split("."):
-        field = getattr(section, "model_fields", {}).get(part)
-        if field is None:
-            break
-        description, section = field.description or description, field.annotation
-    return description

@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -33,17 +33,13 @@ for _key, _value in {
 
 import ray  # noqa: E402
 from ray import tune  # noqa: E402
+from ray.tune.search import Searcher  # noqa: E402
 
 from ragen_lab.errors import ConfigError, HomeError  # noqa: E402
-from ragen_lab.sweep.local import Event, OnEvent, cores, visible_gpus  # noqa: E402
-from ragen_lab.sweep.worker import (  # noqa: E402
-    RETRIES,
-    TrialRequest,
-    TrialResult,
-    descriptors_to,
-    record_failure,
-    run_trial,
-)
+from ragen_lab.sweep.desk import Desk  # noqa: E402
+from ragen_lab.sweep.guard import GB  # noqa: E402
+from ragen_lab.sweep.local import cores, visible_gpus  # noqa: E402
+from ragen_lab.sweep.worker import TrialRequest, TrialResult, descriptors_to, record_failure, run_trial  # noqa: E402
 from ragen_lab.track import read_done, trial_folder  # noqa: E402
 
 _TEMPORARY = "ragen-ray-"
@@ -55,56 +51,74 @@ class TrialFailed(RuntimeError):
 
 
 class OneTrial(tune.Trainable):  # type: ignore[misc]
-    """One step = one trial. The actor is reused for the next one."""
+    """One step = one request. The actor is reused for the next one."""
 
-    def setup(self, config: dict[str, Any], requests: Sequence[TrialRequest] = ()) -> None:
-        self.requests = requests
-        self.request = requests[config["index"]]
+    def setup(self, config: dict[str, Any]) -> None:
+        self.request: TrialRequest = config["request"]
 
     def step(self) -> dict[str, Any]:
         result = run_trial(self.request)
         if result.status == "failed" and not result.permanent:
-            raise TrialFailed(result.error)
+            raise TrialFailed(result.error)  # a new process for the next attempt: this one may be spoilt
         return {"done": True, "result": asdict(result)}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self.request = self.requests[new_config["index"]]
+        self.request = new_config["request"]
         return True
 
 
-class _Listener(tune.Callback):  # type: ignore[misc]
-    """Tune's callbacks as our events."""
+class _Feed(Searcher):  # type: ignore[misc]
+    """Hands the desk's requests to Tune. Tune's saving and restoring of searchers is never used."""
 
-    def __init__(self, requests: Sequence[TrialRequest], on_event: OnEvent) -> None:
-        self.requests, self.on_event = requests, on_event
-        self.results: dict[str, TrialResult] = {}
+    def __init__(self, desk: Desk, places: Callable[[], int], stop: threading.Event) -> None:
+        super().__init__()
+        self.desk, self.places, self.stop = desk, places, stop
+        self.out: set[str] = set()  # Tune's ids of requests that have no result yet
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if self.stop.is_set():
+            return None
+        if self.desk.adaptive and len(self.out) >= self.places():
+            return None  # Tune asks one trial ahead; a choice made before the results are in would be another one
+        request = self.desk.take()
+        if request is None:
+            return None if self.out or self.desk.waits() else Searcher.FINISHED
+        self.out.add(trial_id)
+        return {"request": request}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        self.out.discard(trial_id)
+
+    def save(self, checkpoint_path: str) -> None:
+        return None
+
+    def restore(self, checkpoint_path: str) -> None:
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its callbacks for a restore; ours hold a database, and are never restored
+        return {}  # Tune pickles its searcher for a restore; the desk holds a database
 
-    def _request(self, trial: Any) -> TrialRequest:
-        index: int = trial.config["index"]
-        return self.requests[index]
+
+class _Listener(tune.Callback):  # type: ignore[misc]
+    """Tune's callbacks, told to the desk."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # as above
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.on_event(Event("started", self._request(trial)))
+        self.desk.started(trial.config["request"])
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
         if "result" in result:
             plain = dict(result["result"])
-            answer = TrialResult(**{**plain, "notes": tuple(plain["notes"])})
-            self.results[answer.trial_id] = answer
-            self.on_event(Event("ended", self._request(trial), answer.pid, answer))
-
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        request = self._request(trial)
-        self.on_event(Event("retried", request, None, _failure(request, trial)))
+            self.desk.ended(trial.config["request"], TrialResult(**{**plain, "notes": tuple(plain["notes"])}))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        request = self._request(trial)
-        answer = _failure(request, trial)
-        self.results[request.trial_id] = answer
-        self.on_event(Event("ended", request, None, answer))
+        request = trial.config["request"]
+        self.desk.ended(request, _failure(request, trial))
 
 
 def _failure(request: TrialRequest, trial: Any) -> TrialResult:
@@ -112,50 +126,50 @@ def _failure(request: TrialRequest, trial: Any) -> TrialResult:
     done = read_done(trial_folder(Path(request.home), request.trial_id)) or {}
     error = done.get("error") if done.get("status") == "failed" else None
     if error:
-        return TrialResult(request.trial_id, "failed", int(done["iteration"]), error=error)
+        return TrialResult(request.trial_id, "failed", int(done["iteration"]), error=error, cause=done.get("cause", ""))
     told = trial.get_error()
     why = f": {str(told).splitlines()[0][:200]}" if told is not None and str(told) else " (killed, or out of memory?)"
     return record_failure(request, f"the Ray worker process failed{why}; the trial's log.txt may say more.")
 
 
 def run(
-    requests: Sequence[TrialRequest],
-    on_event: OnEvent,
+    desk: Desk,
     stop: threading.Event,
     *,
     cpus: float = 1,
     gpus: float = 0,
+    memory_gb: float | None = None,
     address: str | None = None,
-) -> dict[str, TrialResult]:
-    """Run every request under Ray; trial id -> result. Trials cut off by ``stop`` have none.
+) -> None:
+    """Run what the desk hands out under Ray until it has no more, or until ``stop``.
 
     ``address``: a running cluster whose machines all see the home folder; None = this machine.
     Raises ConfigError where no machine has what a trial asks for, which Ray would wait for without a word, and
     KeyboardInterrupt where the user does; the workers are gone then.
     """
-    listener = _Listener(requests, on_event)
     finished = threading.Event()
     with _scratch() as scratch, _quiet(), _wakeable():
         try:
             with _cluster(address, scratch):
-                if faults := lacking(ray.nodes(), cpus, gpus):
+                if faults := lacking(ray.nodes(), cpus, gpus, memory_gb):
                     raise ConfigError(f"Ray at {address}" if address else "this machine", faults)
                 threading.Thread(target=_interrupt_on, args=(stop, finished), daemon=True).start()
                 tuner = tune.Tuner(
-                    tune.with_resources(
-                        tune.with_parameters(OneTrial, requests=list(requests)), {"cpu": cpus, "gpu": gpus}
-                    ),
-                    param_space={"index": tune.grid_search(list(range(len(requests))))},
+                    tune.with_resources(OneTrial, {"cpu": cpus, "gpu": gpus, "memory": (memory_gb or 0) * GB}),
                     tune_config=tune.TuneConfig(
-                        reuse_actors=True, trial_name_creator=_name, trial_dirname_creator=_name
+                        search_alg=_Feed(desk, lambda: places(ray.nodes(), cpus, gpus, memory_gb), stop),
+                        num_samples=-1,  # until the feed says that it is over
+                        reuse_actors=True,
+                        trial_name_creator=_name,
+                        trial_dirname_creator=_name,
                     ),
                     run_config=tune.RunConfig(
                         name="sweep",
                         storage_path=str(scratch / "tune"),
-                        failure_config=tune.FailureConfig(max_failures=RETRIES),
+                        failure_config=tune.FailureConfig(max_failures=0),  # the desk tries again
                         # The trial folders hold the checkpoints; Tune would ask for one more at the end.
                         checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                        callbacks=[listener],
+                        callbacks=[_Listener(desk)],
                         verbose=0,
                     ),
                 )
@@ -166,23 +180,39 @@ def run(
                 raise
         finally:
             finished.set()
-    return listener.results
 
 
-def lacking(nodes: Sequence[dict[str, Any]], cpus: float, gpus: float) -> list[str]:
+def places(nodes: Sequence[dict[str, Any]], cpus: float, gpus: float, memory_gb: float | None = None) -> int:
+    """Trials that the machines of a cluster can run at a time."""
+    found = 0
+    for resources in [node["Resources"] for node in nodes if node["Alive"]]:
+        each = int(resources.get("CPU", 0) / cpus)
+        each = min(each, int(resources.get("GPU", 0) / gpus)) if gpus else each
+        found += min(each, int(resources.get("memory", 0) / (memory_gb * GB))) if memory_gb else each
+    return found
+
+
+def lacking(nodes: Sequence[dict[str, Any]], cpus: float, gpus: float, memory_gb: float | None = None) -> list[str]:
     """What no single machine of a cluster has of the resources that one trial asks for: a fault each."""
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in alive):
+    if places(nodes, cpus, gpus, memory_gb):
         return []
-    told = "; ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive) or "none"
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    memory = memory_gb is not None
+    words = [
+        f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs"
+        + (f" and {node.get('memory', 0) / GB:.3g} GB" if memory else "")
+        for node in alive
+    ]
+    asked = f"{cpus:g} CPUs and {gpus:g} GPUs" + (f" and {memory_gb:g} GB" if memory else "")
     return [
-        f"resources: {cpus:g} CPUs and {gpus:g} GPUs per trial, but a trial runs on one machine and none has as much "
-        f"(machines: {told}). Ask for less with resources.cpus and resources.gpus, or add a machine."
+        f"resources: {asked} per trial, but a trial runs on one machine and none has as much "
+        f"(machines: {'; '.join(words) or 'none'}). Ask for less with resources.cpus, resources.gpus and "
+        f"resources.memory_gb, or add a machine."
     ]
 
 
 def _name(trial: Any) -> str:
-    return f"trial_{trial.config['index']:05d}"
+    return f"trial_{trial.trial_id}"
 
 
 def _interrupt_on(stop: threading.Event, finished: threading.Event) -> None:

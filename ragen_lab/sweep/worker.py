@@ -32,7 +32,7 @@ from ragen_lab.errors import ConfigError, RagenLabError, TrialLocked
 from ragen_lab.runs import View, look
 from ragen_lab.sweep import bounded_log
 from ragen_lab.sweep.bounded_log import BoundedLog
-from ragen_lab.sweep.guard import GB, KILLED_FILE, Guard, Limits, last_words
+from ragen_lab.sweep.guard import GB, KILLED_FILE, STAGE_FILE, Guard, Limits, last_words
 from ragen_lab.track import (
     DONE_FILE,
     LOCK_FILE,
@@ -47,9 +47,8 @@ from ragen_lab.track import (
     write_provenance,
 )
 
-STAGE_FILE = "stage.json"  # what a trial is doing before its first row, for the driver's table
 RETRIES = 2  # in a row without a new iteration; see retry.py
-Trainer = Callable[[RunConfig, FolderTracker, Path, Callable[[int, int], None]], Outcome]
+Trainer = Callable[[RunConfig, FolderTracker, Path, Callable[[int, int], None], int | None], Outcome]
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ class TrialRequest:
     home: str
     trainer: str = "ragen_lab.train:train"  # "module:function"
     capture: bool = True  # what the trial prints goes to its log.txt
+    until: int | None = None  # stop here for now: the scheduler decides whether it goes on; None = to its end
     patience: float = 300.0  # seconds without a sign of life of another process at work on it, before giving up
     limits: Limits = field(default_factory=Limits)  # in worker processes only: they are kept by ending the process
 
@@ -72,7 +72,7 @@ class TrialResult:
     """How a request ended. ``error``: one sentence; the traceback is in the trial's log.txt."""
 
     trial_id: str
-    status: str  # finished | collapsed | failed | stopped | pending (another process holds it)
+    status: str  # finished | collapsed | failed | paused (reached ``until``) | pending (another process holds it)
     iteration: int
     stop_iteration: int | None = None
     reason: str | None = None
@@ -101,7 +101,7 @@ def run_trial(request: TrialRequest) -> TrialResult:
 
 def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
     view = look(folder, request.cfg)
-    if view.done:
+    if _reached(view, request):
         return _result(request, view)
     (folder / DONE_FILE).unlink(missing_ok=True)
     notes: list[str] = []
@@ -118,7 +118,8 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
             tracker = _GuardedTracker(folder, request.cfg, guard)
             notes = tracker.notes
             write_provenance(folder, len(tracker.rows))
-            outcome = trainer(request.cfg, tracker, Path(request.home), _Stage(folder / STAGE_FILE, guard))
+            stage = _Stage(folder / STAGE_FILE, guard)
+            outcome = trainer(request.cfg, tracker, Path(request.home), stage, request.until)
         except KeyboardInterrupt:  # the user's, not the trial's
             raise
         except BaseException as problem:  # the border of the trial: exits and panics of libraries are reported too
@@ -127,14 +128,15 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
             _write_traceback(folder / LOG_FILE, request.capture)
         (folder / STAGE_FILE).unlink(missing_ok=True)
     view = look(folder, request.cfg)
-    if error is None and not view.done:
+    if error is None and not _reached(view, request):
+        asked = request.cfg.train.iterations if request.until is None else request.until
         error = (
             f"training said {getattr(outcome, 'status', None)!r} at iteration {getattr(outcome, 'iteration', None)}, "
-            f"but the folder holds {len(view.rows)} rows of {request.cfg.train.iterations + 1} and no collapse; see "
+            f"but the folder holds {len(view.rows)} rows of {asked + 1} and no collapse; see "
             f"{folder / LOG_FILE}"
         )
     if error is not None:
-        _write_failure(folder, view.iteration, error)
+        _write_failure(folder, view.iteration, error, cause)
         return TrialResult(
             request.trial_id,
             "failed",
@@ -144,14 +146,20 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
             permanent=permanent,
             cause=cause,
         )
-    write_done(folder, view.status, view.iteration, view.stop_reason)
+    status = view.status if view.done else "paused"
+    write_done(folder, status, view.iteration, view.stop_reason)
     return _result(request, view, notes)
+
+
+def _reached(view: View, request: TrialRequest) -> bool:
+    """Whether nothing is left to compute of the request."""
+    return view.done or (request.until is not None and view.iteration >= request.until)
 
 
 def _result(request: TrialRequest, view: View, notes: list[str] | None = None) -> TrialResult:
     return TrialResult(
         request.trial_id,
-        view.status,
+        view.status if view.done else "paused",
         view.iteration,
         view.stop_iteration,
         view.stop_reason,
@@ -182,14 +190,14 @@ def record_failure(request: TrialRequest, error: str) -> TrialResult:
             f"{_LESS_MEMORY}."
         )
     if not view.done:
-        _write_failure(folder, view.iteration, error)
+        _write_failure(folder, view.iteration, error, cause)
     return TrialResult(request.trial_id, "failed", view.iteration, error=error, cause=cause)
 
 
-def _write_failure(folder: Path, iteration: int, error: str) -> None:
+def _write_failure(folder: Path, iteration: int, error: str, cause: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_done(folder, "failed", iteration, error=error)
+        write_done(folder, "failed", iteration, error=error, cause=cause)
     except OSError as problem:  # a full disk must not hide the first error, which the result carries
         print(f"could not write {folder / DONE_FILE}: {problem}", file=sys.stderr)
 

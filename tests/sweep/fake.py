@@ -29,7 +29,14 @@ LEAKED: list[bytes] = []
 LEAK = {"calls": 0}  # state that a kept process carries over; a trial must not depend on it
 
 
-def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int, int], None] | None = None) -> Outcome:
+def train(
+    cfg: RunConfig,
+    tracker: Tracker,
+    home: Path,
+    progress: Callable[[int, int], None] | None = None,
+    until: int | None = None,
+) -> Outcome:
+    last_now = cfg.train.iterations if until is None else min(until, cfg.train.iterations)
     LEAK["calls"] += 1
     name = cfg.trial_id()
     print("a word of the trainer")
@@ -52,7 +59,7 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
     state.update(tracker.resume(load) or {})
     panel = Panel(cfg.detect, cfg.train.iterations, tracker.rows)
     stops = cfg.detect.on_collapse == "stop"
-    for iteration in range(state["iteration"] + 1, cfg.train.iterations + 1):
+    for iteration in range(state["iteration"] + 1, last_now + 1):
         if stops and panel.stop is not None:
             break
         _trouble(home, name, iteration)
@@ -71,11 +78,11 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
             metrics["eval/success"] = 0.0 if lost else state["walk"]
         metrics |= panel.update({"iteration": float(iteration), **metrics})
         tracker.log(iteration, metrics)
-        if iteration % cfg.train.checkpoint_every == 0 or iteration == cfg.train.iterations or (stops and panel.stop):
+        if iteration % cfg.train.checkpoint_every == 0 or iteration == last_now or (stops and panel.stop):
             tracker.checkpoint(iteration, save)
     if stops and panel.stop is not None:
         return Outcome("collapsed", panel.stop.iteration, panel.stop.reason)
-    return Outcome("finished", cfg.train.iterations)
+    return Outcome("finished" if last_now == cfg.train.iterations else "paused", last_now)
 
 
 def _trouble(home: Path, name: str, iteration: int) -> None:

@@ -17,8 +17,10 @@ from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.mirror import default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import local
-from ragen_lab.sweep.drive import Finished, sync
+from ragen_lab.sweep.desk import Desk, Event, InOrder
+from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import LEDGER_VERSION, Ledger
+from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep, load_sweep, one_run
 from ragen_lab.track import locked
 from tests.sweep.conftest import calls, numbers, start_driver
@@ -426,9 +428,11 @@ def test_a_ledger_of_version_1_is_brought_up(sweep_of: Make, drive: Drive, tmp_p
     drive(sweep_of())
     with sqlite3.connect(home / "ledger.sqlite") as database:
         database.executescript(
-            "DROP VIEW runs; ALTER TABLE sweep_trials DROP COLUMN left_at; PRAGMA user_version = 1; CREATE VIEW runs AS"
-            " SELECT t.sweep, t.position, t.trial_id, trials.config_id, t.arm, t.seed, t.iterations, t.on_collapse,"
-            " t.config, t.mlflow_run_id FROM sweep_trials AS t JOIN trials ON trials.trial_id = t.trial_id;"
+            "DROP VIEW runs; DROP TABLE proposals; ALTER TABLE sweep_trials DROP COLUMN left_at;"
+            "ALTER TABLE sweep_trials DROP COLUMN until; ALTER TABLE sweep_trials DROP COLUMN pruned_at;"
+            "ALTER TABLE sweep_trials DROP COLUMN pruned_why; PRAGMA user_version = 1;"
+            "CREATE VIEW runs AS SELECT t.sweep, t.position, t.trial_id, trials.config_id, t.arm, t.seed, t.iterations,"
+            " t.on_collapse, t.config, t.mlflow_run_id FROM sweep_trials AS t JOIN trials ON trials.trial_id = t.trial_id;"
         )
     database.close()
     assert len(from_home(home, "tested")) == 4  # read as it is
@@ -439,4 +443,7 @@ def test_a_ledger_of_version_1_is_brought_up(sweep_of: Make, drive: Drive, tmp_p
 def test_a_stop_is_heeded_between_trials(sweep_of: Make) -> None:
     stop = threading.Event()
     stop.set()
-    assert local.run([], lambda event: None, stop, workers=0) == {}
+    events: list[Event] = []
+    desk = Desk(InOrder(sweep_of().trials), lambda job: pytest.fail("nothing may be asked for"), events.append)
+    local.run(desk, stop, workers=0)
+    assert events == []

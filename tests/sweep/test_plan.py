@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ragen_lab.runs import View
-from ragen_lab.sweep.drive import describe, plan_here
 from ragen_lab.sweep.plan import lint, make_plan, plan_of, seconds_per_iteration, seeds_needed, smallest_p
+from ragen_lab.sweep.plan_text import describe, plan_here
 from ragen_lab.sweep.spec import Sweep
 
 Make = Callable[..., Sweep]

@@ -99,10 +99,10 @@ ties:
   rollout.prompts: 128 // rollout.respnses
   rollout.responses: __import__('os')
 seeds: [1, 1]
-search: {kind: optuna}
-scheduler: {kind: asha}
+search: {kind: optun}
+scheduler: {kind: hyper, metric: eval/sucess}
 on_collapse: rollback
-budget: {trials: 3}
+budget: {trails: 3}
 resources: {cpus: none}
 """
     faults = faults_of(write(page), {"seed": 3, "optm.lr": 1, "train.iterations": 0})
@@ -117,8 +117,11 @@ resources: {cpus: none}
     assert has(faults, "ties.rollout.prompts", "rollout.respnses", "Did you mean 'rollout.responses'?")
     assert has(faults, "ties.rollout.responses", "not allowed")
     assert has(faults, "seeds: 1 is there twice")
-    for path in ("search.kind", "scheduler.kind", "on_collapse", "budget.trials"):
-        assert has(faults, path, "is not built in this version; allowed:"), path
+    assert has(faults, "search.kind", "'optun'", "grid, random, optuna")
+    assert has(faults, "scheduler.kind", "'hyper'", "fifo, asha, median")
+    assert has(faults, "scheduler.metric", "Did you mean 'eval/success'?")
+    assert has(faults, "on_collapse", "'rollback' is not built in this version; allowed: stop, continue")
+    assert has(faults, "budget.trails", "Did you mean 'trials'?")
     assert has(faults, "resources.cpus", "'none'")
     assert has(faults, "--set seed", "seeds=")
     assert has(faults, "--set optm.lr", "Did you mean 'optim.lr'?")

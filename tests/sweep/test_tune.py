@@ -13,6 +13,7 @@ import pytest
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import from_home
 from ragen_lab.sweep import tune
+from ragen_lab.sweep.desk import Desk, InOrder
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
@@ -71,7 +72,7 @@ def test_ray_itself_is_asked(sweep_of: Make, tmp_path: Path) -> None:
     trial = sweep_of().trials[0]
     request = TrialRequest(trial.trial_id, trial.arm, trial.seed, trial.cfg, str(tmp_path), FAKE)
     with pytest.raises(ConfigError, match="none has as much"):
-        tune.run([request], lambda event: None, threading.Event(), cpus=4096)
+        tune.run(Desk(InOrder([trial]), lambda job: request, lambda event: None), threading.Event(), cpus=4096)
 
 
 def test_an_interrupt_under_ray(write: Callable[..., Path], tmp_path: Path) -> None:

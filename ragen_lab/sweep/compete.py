@@ -1,0 +1,344 @@
+"""The source of jobs of a sweep: its trials in order, or settings that compete, fed from ledger and folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ragen_lab.config import RunConfig
+from ragen_lab.errors import ConfigError
+from ragen_lab.runs import View, ended_at
+from ragen_lab.sections import SCHEMA_VERSION
+from ragen_lab.sweep.desk import Job
+from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.rounds import Candidate, Rounds
+from ragen_lab.sweep.search_page import DERIVED, Range, better, parse_constraint, rungs
+from ragen_lab.sweep.spec import Arm, Sweep, Trial
+from ragen_lab.sweep.ties import TieError
+
+if TYPE_CHECKING:  # optuna takes half a second to import, and most sweeps need none
+    from ragen_lab.sweep.search import Known
+
+LAST = 3  # evaluations behind a level, as behind the final success of a report
+SUCCESS, RANDOM = "eval/success", "eval/random"
+MOST_MISSES = 20  # proposals in a row that are known already or not allowed: the space is used up
+
+
+def level_of(view: View, metric: str, until: int) -> float | None:
+    """The mean of the last values of a metric up to iteration ``until``; None without a finite one.
+
+    The start counts only where nothing came after it. A run that was stopped as collapsed has the success of random
+    play from there on: what it had before is not where it would have been.
+    """
+    if metric == SUCCESS and view.status == "collapsed" and view.iteration <= until:
+        floor = next((row[RANDOM] for row in reversed(view.rows) if RANDOM in row), 0.0)
+        return floor if math.isfinite(floor) else 0.0
+    values = [row[metric] for row in view.rows[: until + 1] if metric in row and row["iteration"] > 0]
+    values = values or [row[metric] for row in view.rows[:1] if metric in row]
+    finite = [value for value in values[-LAST:] if math.isfinite(value)]
+    return statistics.fmean(finite) if finite else None
+
+
+@dataclass(frozen=True)
+class FolderResults:
+    """What competes, read from the views that the driver keeps up to date."""
+
+    view: Callable[[str], View]
+    metric: str
+
+    @property
+    def sign(self) -> float:
+        return 1.0 if better(self.metric) == "up" else -1.0
+
+    def reached(self, trial: Trial, until: int) -> bool:
+        view = self.view(trial.trial_id)
+        collapsed = view.status == "collapsed" and view.iteration <= until
+        return collapsed or view.iteration >= min(until, trial.cfg.train.iterations)
+
+    def level(self, trial: Trial, until: int) -> float | None:
+        level = level_of(self.view(trial.trial_id), self.metric, until)
+        return None if level is None else self.sign * level
+
+    def history(self, trial: Trial, until: int) -> list[float]:
+        view = self.view(trial.trial_id)
+        rows = view.rows[: until + 1]
+        values = [
+            self.sign * row[self.metric] for row in rows if self.metric in row and math.isfinite(row[self.metric])
+        ]
+        every = trial.cfg.eval.every if self.metric.startswith("eval/") else 1
+        if view.status == "collapsed" and (level := self.level(trial, until)) is not None:
+            values += [level] * (until // every + 1 - len(values))  # it stays where it fell
+        return values
+
+
+def objective_values(views: Sequence[View], trials: Sequence[Trial], names: Sequence[str]) -> tuple[float, ...] | None:
+    """The objectives of a setting, the mean over its seeds each; None where one cannot be had."""
+    found = []
+    for name in names:
+        each = [_objective(view, trial, name) for view, trial in zip(views, trials, strict=True)]
+        if not each or any(value is None for value in each):
+            return None
+        found.append(statistics.fmean(value for value in each if value is not None))
+    return tuple(found)
+
+
+def _objective(view: View, trial: Trial, name: str) -> float | None:
+    rollout = trial.cfg.rollout
+    if name == "collapses":
+        return float(view.status == "collapsed" or any(row.get("detect/stop") == 1.0 for row in view.rows))
+    if name == "cost":
+        return max(0, view.iteration) * rollout.prompts * rollout.responses / 1000
+    if name == "seconds":
+        return math.fsum(row.get("time/rollout_seconds", 0) + row.get("time/update_seconds", 0) for row in view.rows)
+    return level_of(view, name, view.iteration)
+
+
+def search_key(sweep: Sweep) -> str:
+    """Names what proposals depend on, so that a changed page begins a new search; more trials do not change it."""
+    assert sweep.template is not None
+    search = sweep.search.model_dump(exclude={"trials", "first_seeds", "margin"})
+    space = {path: axis.model_dump() if isinstance(axis, Range) else axis for path, axis in sweep.space.items()}
+    base = sweep.trials[0].cfg.identity()
+    told = [SCHEMA_VERSION, search, space, sweep.template.ties, {k: v for k, v in base.items() if k != "seed"}]
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def with_proposals(sweep: Sweep, ledger: Ledger) -> Sweep:
+    """The sweep with the settings that its search has proposed so far."""
+    if sweep.search.kind == "grid":
+        return sweep
+    arms, trials, asked = list(sweep.arms), list(sweep.trials), ledger.asked(sweep.name)
+    known = {arm.name for arm in arms}
+    for row in ledger.proposals(sweep.name, search_key(sweep)):
+        if row["arm"] is None or row["arm"] in known:
+            continue
+        known.add(row["arm"])
+        arm, added = _arm(sweep, row["arm"], json.loads(row["params"]))
+        arms.append(arm)
+        trials += [trial for place, trial in enumerate(added) if place < _first(sweep) or trial.trial_id in asked]
+    return replace(sweep, arms=tuple(arms), trials=tuple(trials))
+
+
+def _first(sweep: Sweep) -> int:
+    """Seeds that every setting of a search gets."""
+    return min(len(sweep.seeds), sweep.search.first_seeds or len(sweep.seeds))
+
+
+def _arm(sweep: Sweep, name: str, params: Mapping[str, Any]) -> tuple[Arm, list[Trial]]:
+    """A setting and its trials, one per seed. Raises ConfigError and TieError."""
+    assert sweep.template is not None
+    changes, cfg = sweep.template.resolve(dict(params), name)
+    return Arm(name, changes, True), [_trial(name, seed, cfg) for seed in sweep.seeds]
+
+
+def _trial(arm: str, seed: int, cfg: RunConfig) -> Trial:
+    seeded = cfg.model_copy(update={"seed": seed})
+    return Trial(arm, seed, seeded, seeded.trial_id())
+
+
+@dataclass
+class Competition:
+    """A source: rounds over the arms of a sweep and, for a search, its proposals."""
+
+    sweep: Sweep
+    ledger: Ledger
+    view: Callable[[str], View]
+    joined: Callable[[Arm | None, list[Trial]], None]  # trials have come into the sweep, with their arm if it is new
+    warn: Callable[[str], None]
+    adaptive: bool = True
+    _first: Job | None = None
+
+    def __post_init__(self) -> None:
+        sweep = self.sweep
+        cfg = sweep.trials[0].cfg
+        asked = self.ledger.asked(sweep.name)
+        self.own = {arm.name for arm in sweep.arms}  # not proposed: controls under a search
+        self.searches = sweep.search.kind != "grid"
+        self.key = search_key(sweep) if self.searches else ""
+        self.rows = self.ledger.proposals(sweep.name, self.key) if self.searches else []
+        self.own -= {row["arm"] for row in self.rows}
+        self.rungs = rungs(sweep.scheduler, cfg.train.iterations, cfg.eval.every)
+        metric = sweep.scheduler.metric
+        if sweep.scheduler.kind == "fifo" and self.searches and sweep.search.objectives[0] not in DERIVED:
+            metric = sweep.search.objectives[0]
+        arms: dict[str, list[Trial]] = {}
+        for trial in sweep.trials:
+            arms.setdefault(trial.arm, []).append(trial)
+        for row in self.rows:
+            if row["arm"] is not None and row["arm"] not in self.own:  # with the seeds that it may yet get
+                arms[row["arm"]] = _arm(sweep, row["arm"], json.loads(row["params"]))[1]
+        self.rounds = Rounds(
+            [self._candidate(name, trials, asked) for name, trials in arms.items()],
+            self.rungs,
+            FolderResults(self.view, metric),
+            record=self._record,
+            propose=self._propose if self.searches else lambda: None,
+            rule=sweep.scheduler.kind,
+            factor=sweep.scheduler.factor,
+            least=sweep.scheduler.least,
+            margin=sweep.search.margin,
+        )
+
+    def prime(self) -> bool:
+        """Whether there is anything to do, as far as the folders tell."""
+        self._first = self.rounds.take()
+        return self._first is not None
+
+    def take(self) -> Job | None:
+        job, self._first = self._first, None
+        return job or self.rounds.take()
+
+    def ended(self, trial_id: str, failed: bool) -> None:
+        self.rounds.ended(trial_id, failed)
+
+    def _candidate(self, name: str, trials: Sequence[Trial], asked: Mapping[str, int]) -> Candidate:
+        fixed = self.searches and name in self.own
+        reached = [asked[trial.trial_id] for trial in trials if trial.trial_id in asked]
+        first = len(trials) if fixed or not self.searches else _first(self.sweep)
+        candidate = Candidate(name, tuple(trials), max(len(reached), first), fixed=fixed)
+        if reached:
+            candidate.rung = max((i for i, at in enumerate(self.rungs) if at <= max(reached)), default=0)
+        if self.sweep.scheduler.kind == "median" and candidate.rung >= 0:  # final, unlike a promotion not yet earned
+            views = [self.view(trial.trial_id) for trial in trials[: candidate.seeds]]
+            candidate.ended = next((view.stop_reason for view in views if view.status == "pruned"), None)
+        return candidate
+
+    def _record(self, candidate: Candidate) -> None:
+        until = self.rungs[candidate.rung]
+        there = {trial.trial_id for trial in self.sweep.trials}
+        if fresh := [trial for trial in candidate.trials[: candidate.seeds] if trial.trial_id not in there]:
+            self.ledger.join(self.sweep, fresh)
+            self._join(None, fresh)
+        self.ledger.ask(self.sweep.name, [trial.trial_id for trial in candidate.trials[: candidate.seeds]], until)
+
+    def pruned(self, final: bool) -> dict[str, tuple[int, str]]:
+        """Trial id -> (iteration, why) of what the scheduler has ended; ``final``: nothing more is going to run."""
+        found: dict[str, tuple[int, str]] = {}
+        for candidate, at in self.rounds.resting():
+            if candidate.ended is None and not final:
+                continue
+            why = candidate.ended or f"not among the best at iteration {at}"
+            found |= {trial.trial_id: (at, why) for trial in candidate.trials[: candidate.seeds]}
+        return found
+
+    # --- the search ---
+
+    def _propose(self) -> Candidate | None:
+        from ragen_lab.sweep.search import propose
+
+        sweep, misses = self.sweep, self._misses_in_a_row()
+        assert sweep.search.trials is not None
+        tried = False
+        while len(self.rows) < sweep.search.trials + self._missed() and misses < MOST_MISSES:
+            number, tried = len(self.rows), True
+            proposal = propose(sweep.space, sweep.search, self.known())
+            name = f"#{number} {label(proposal.params)}"[:100]
+            row: dict[str, Any] = {
+                "number": number,
+                "search": self.key,
+                "arm": None,
+                "params": json.dumps(proposal.params),
+                "attrs": json.dumps(proposal.attrs),
+                "fault": None,
+            }
+            try:
+                arm, trials = _arm(sweep, name, proposal.params)
+            except (ConfigError, TieError) as error:
+                faults = error.faults if isinstance(error, ConfigError) else [str(error)]
+                row["fault"] = " ".join(faults)
+                trials = []
+            same = next((t.arm for t in self.sweep.trials for each in trials if t.trial_id == each.trial_id), None)
+            self.rows.append({**row, "arm": same or (name if trials else None)})
+            given = trials[: _first(sweep)]
+            self.ledger.join(sweep, [] if same else given, self.rows[-1])
+            if same or not trials:
+                misses += 1
+                continue
+            self._join(arm, given)
+            return self._candidate(name, trials, {})
+        if misses >= MOST_MISSES and tried:
+            told = next((row["fault"] for row in reversed(self.rows) if row["fault"]), None)
+            why = f"the last one was not allowed: {told}" if told else "all were settings that are there already"
+            self.warn(f"The search ends early: {MOST_MISSES} proposals in a row led to nothing new ({why}).")
+        return None
+
+    def _join(self, arm: Arm | None, trials: list[Trial]) -> None:
+        arms = self.sweep.arms if arm is None else (*self.sweep.arms, arm)
+        self.sweep = replace(self.sweep, arms=arms, trials=(*self.sweep.trials, *trials))
+        self.joined(arm, trials)
+
+    def _misses_in_a_row(self) -> int:
+        seen: set[str] = set(self.own)
+        count = 0
+        for row in self.rows:
+            count = count + 1 if row["arm"] is None or row["arm"] in seen else 0
+            seen.add(row["arm"])
+        return count
+
+    def _missed(self) -> int:
+        """Proposals that became no setting of their own; they do not count."""
+        names = [row["arm"] for row in self.rows]
+        return len(names) - len({name for name in names if name is not None and name not in self.own})
+
+    def known(self) -> list[Known]:
+        """Every proposal and what has become of it."""
+        return known_of(self.sweep, self.rows, self.view, self.rounds)
+
+
+def known_of(
+    sweep: Sweep, rows: Sequence[Mapping[str, Any]], view: Callable[[str], View], rounds: Rounds
+) -> list[Known]:
+    """The proposals as Optuna is told of them."""
+    from ragen_lab.sweep.search import Known
+
+    candidates = {candidate.arm: candidate for candidate in rounds.candidates}
+    found = []
+    for row in rows:
+        params, attrs = json.loads(row["params"]), json.loads(row["attrs"])
+        blank = Known(row["number"], params, "failed", attrs=attrs, name=row["arm"] or "")
+        candidate = candidates.get(row["arm"]) if row["arm"] else None
+        if candidate is None:
+            found.append(blank)
+            continue
+        trials = candidate.trials[: candidate.seeds]
+        state = rounds.state(candidate)
+        views = [view(trial.trial_id) for trial in trials]
+        if state == "pruned":  # the folders may hold more, for another sweep
+            views = [ended_at(each, rounds.rungs[candidate.rung], "") for each in views]
+        values = objective_values(views, trials, sweep.search.objectives) if state != "running" else None
+        if state == "running":
+            found.append(replace(blank, state="running"))
+        elif values is not None:
+            step = max(view.iteration for view in views) if state == "pruned" else None
+            excess = {text: _excess(text, views, trials) for text in sweep.search.constraints}
+            found.append(replace(blank, state=state, values=values, step=step, excess=excess))
+        else:
+            found.append(blank)
+    return found
+
+
+def _excess(constraint: str, views: Sequence[View], trials: Sequence[Trial]) -> float:
+    """By how much a setting misses a constraint; a number that cannot be had counts as missed by 1."""
+    name, sign, bound = parse_constraint(constraint)
+    values = objective_values(views, trials, [name])
+    if values is None:
+        return 1.0
+    return values[0] - bound if sign == "<=" else bound - values[0]
+
+
+def label(params: Mapping[str, Any]) -> str:
+    """'lr=0.00123, keep_ratio=0.5'."""
+    lasts = [path.rsplit(".", 1)[-1] for path in params]
+
+    def text(value: Any) -> str:
+        return f"{value:.3g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+    return ", ".join(
+        f"{last if lasts.count(last) == 1 else path}={text(value)}"
+        for (path, value), last in zip(params.items(), lasts, strict=True)
+    )

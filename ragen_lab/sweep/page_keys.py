@@ -1,0 +1,154 @@
+"""The keys of a sweep page, and what is wrong with them one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from ragen_lab.config import RunConfig, suggest
+from ragen_lab.sections import Section, knob
+from ragen_lab.sweep.search_page import AXIS_KINDS, Axis, BudgetSection, SchedulerSection, SearchSection
+
+MOST_SEEDS = 1000
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+Finding = Annotated[int, Field(ge=1, le=6)]
+SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ResourcesSection(Section):
+    cpus: float = knob(1.0, "CPU cores per trial.", gt=0)
+    gpus: float = knob(0.0, "GPUs per trial; fractions share one. 0 hides the GPUs from a trial.", ge=0)
+    memory_gb: float | None = knob(
+        None, "Memory of a trial's process at most, in 10^9 bytes; one that takes more is ended and retried.", gt=0
+    )
+    hang_minutes: float | None = knob(
+        None, "A trial without a new iteration for so long is ended and retried from its checkpoint.", gt=0
+    )
+
+
+class ConstraintSection(Section):
+    require: str = Field(min_length=1, description="A comparison over knobs that every arm keeps.")
+    otherwise: Literal["drop", "fail"] = knob("drop", "An arm that breaks it is left out ('drop') or a fault ('fail').")
+
+
+class SweepPage(Section):
+    """The keys of a sweep page."""
+
+    name: str = Field(pattern=NAME, description="Letters, digits, '_', '-' and '.'; the default is the file's name.")
+    base: str | None = knob(None, "The page that every arm starts from, relative to this page.", min_length=1)
+    include: str | list[str] = knob([], "Other sweep pages, relative to this one, whose arms and axes join.")
+    findings: list[Finding] = knob([], "Which claims (1 to 6) these runs can speak to.")
+    design: Literal["grid", "one_at_a_time", "list"] = knob(
+        "grid",
+        "'grid' takes all combinations of the axes; 'one_at_a_time' the first value of every axis as the base arm, and "
+        "arms that change one axis each; 'list' the settings as they are written.",
+    )
+    axes: dict[str, Axis] = knob({}, "Dotted knob -> values; for a search also a range {low, high, log, step}.")
+    zip: list[list[str]] = knob([], "Groups of axes that are walked together: first values, second values, ...")
+    when: dict[str, dict[str, Any]] = knob({}, "Axis -> knobs and the values (one or a list) where it applies.")
+    settings: list[dict[str, Any]] = knob([], "Arms of design 'list': the knobs that each changes.")
+    arms: dict[str, dict[str, Any]] = knob({}, "Named arms beside the axes: name -> knobs that they change.")
+    ties: dict[str, str | int | float] = knob({}, "Dotted knob -> arithmetic over other knobs.")
+    constraints: list[str | ConstraintSection] = knob([], "Comparisons over knobs that every arm keeps.")
+    seeds: SeedNumber | list[SeedNumber] = knob(1, "Replicates per arm: how many, or which seeds.")
+    search: SearchSection = SearchSection()
+    scheduler: SchedulerSection = SchedulerSection()
+    on_collapse: Literal["stop", "continue"] | None = knob(
+        None, "'stop' ends collapsed runs, 'continue' only logs alarms; default: the base's detect.on_collapse."
+    )
+    resources: ResourcesSection = ResourcesSection()
+    budget: BudgetSection = BudgetSection()
+    accept: dict[str, str] = knob({}, "Rule of the design check -> why its warnings are accepted here.")
+
+
+# Words of the design that this version does not act on: told apart from plain mistakes.
+_NOT_BUILT = {"on_collapse": ("rollback",)}
+# Keys with more than one form: pydantic tells a fault for each form, a reader wants one.
+_FORMS = {
+    "seeds": "give a number of replicates (at least 1), or a list of whole seeds from 0",
+    "include": "give the path of a sweep page, or a list of paths",
+    "constraints": "give a list of comparisons, for example 'rollout.prompts * rollout.responses == 128', each as a "
+    "text or as {require: text, otherwise: drop or fail}",
+    "ties": "give arithmetic over knobs, for example 128 // rollout.responses",
+}
+HERE = {"seed": "seeds", "detect.on_collapse": "on_collapse"}  # knobs that the page itself sets
+
+
+def is_sweep_page(tree: Mapping[str, Any]) -> bool:
+    """Whether a page is meant as a sweep: it has a key that only sweep pages have.
+
+    ``base`` alone does not tell: an experiment page may name one beside its sections.
+    """
+    keys = {key for key in tree if key in SweepPage.model_fields}
+    if keys - {"base", "name"}:
+        return True
+    return bool(keys) and not any(key in RunConfig.model_fields for key in tree)
+
+
+def read_keys(tree: dict[str, Any]) -> tuple[SweepPage, list[str]]:
+    """(the validated page, its faults); keys at fault are left out, so that the rest can be looked at too."""
+    try:
+        return SweepPage.model_validate(tree), []
+    except ValidationError as error:
+        faults: list[str] = []
+        broken = set()
+        for item in error.errors():
+            head = str(item["loc"][0])
+            broken.add(head)
+            fault = _form_fault(head, item, tree) if head in _FORMS else _fault(item)
+            if fault not in faults:
+                faults.append(fault)
+        kept = {key: value for key, value in tree.items() if key not in broken}
+        kept.setdefault("name", "unnamed")
+        return SweepPage.model_validate(kept), faults
+
+
+def _form_fault(head: str, item: Any, tree: Mapping[str, Any]) -> str:
+    """One fault for a key of several forms; for an entry of a list or a mapping, with its place."""
+    path, got = head, tree[head]
+    if head in ("constraints", "ties") and len(item["loc"]) > 1:
+        place = item["loc"][1]
+        path, got = f"{head}.{place}", got[place]
+    return f"{path}: got {got!r}; {_FORMS[head]}."
+
+
+def _fault(item: Any) -> str:
+    path, got = ".".join(str(part) for part in item["loc"] if part not in AXIS_KINDS), item.get("input")
+    if isinstance(got, str) and got in _NOT_BUILT.get(path, ()):
+        return f"{path}: {got!r} is not built in this version; allowed: {_allowed(path)}."
+    if item["type"] == "extra_forbidden":
+        head, _, leaf = path.rpartition(".")
+        section = SweepPage.model_fields[head].annotation if head in SweepPage.model_fields else SweepPage
+        fields = list(getattr(section, "model_fields", SweepPage.model_fields))
+        hint = suggest(leaf or path, fields)
+        where = ""
+        if not head and path in RunConfig.model_fields:
+            where = " Knobs of a run belong into the base page, or under axes or arms."
+        return f"{path}: unknown key.{hint}{where} Allowed here: {', '.join(fields)}."
+    if item["type"] == "literal_error":
+        return f"{path}: got {got!r}; allowed: {_allowed(path) or item['ctx']['expected']}."
+    message = item["msg"][0].lower() + item["msg"][1:]
+    return f"{path}: got {got!r}; {message.replace('input ', '', 1)}. Its meaning: {_describe(path)}"
+
+
+def _allowed(path: str) -> str:
+    """The words that a key takes; "" where it takes no particular ones."""
+    section: Any = SweepPage
+    for part in path.split("."):
+        section = getattr(section, "model_fields", {})[part].annotation
+    words = re.findall(r"'([a-z0-9_]+)'", str(section))
+    return ", ".join(words)
+
+
+def _describe(path: str) -> str:
+    section: Any = SweepPage
+    description = "a key of the sweep page."
+    for part in path.split("."):
+        field = getattr(section, "model_fields", {}).get(part)
+        if field is None:
+            break
+        description, section = field.description or description, field.annotation
+    return description

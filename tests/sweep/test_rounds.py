@@ -1,0 +1,206 @@
+"""Who goes on: worked examples of successive halving, the median rule and racing, without any training."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ragen_lab.sweep.desk import Job
+from ragen_lab.sweep.rounds import Candidate, Rounds
+
+
+@dataclass
+class World:
+    """Trials whose level at an iteration is a given function; ``came``: how far each was brought."""
+
+    level_at: Any
+    came: dict[str, int] = field(default_factory=dict)
+    asked: list[tuple[str, int, int]] = field(default_factory=list)  # (arm, rung, seeds) as recorded
+
+    def reached(self, trial: Any, until: int) -> bool:
+        return self.came.get(trial.trial_id, 0) >= until
+
+    def level(self, trial: Any, until: int) -> float | None:
+        return self.level_at(trial, until)
+
+    def history(self, trial: Any, until: int) -> list[float]:
+        values = [self.level_at(trial, i) for i in range(0, until + 1, 2)]
+        return [value for value in values if value is not None]
+
+    def record(self, candidate: Candidate) -> None:
+        self.asked.append((candidate.arm, candidate.rung, candidate.seeds))
+
+
+def candidate(name: str, seeds: int = 1, given: int | None = None, fixed: bool = False) -> Candidate:
+    trials = tuple(SimpleNamespace(trial_id=f"{name}-{seed}", arm=name, seed=seed) for seed in range(seeds))
+    return Candidate(name, trials, given or seeds, fixed=fixed)  # type: ignore[arg-type]
+
+
+def play(rounds: Rounds, world: World, workers: int = 1, rng: random.Random | None = None) -> list[tuple[str, int]]:
+    """Run every job to its end; (trial, until) in the order of completion."""
+    done: list[tuple[str, int]] = []
+    running: list[Job] = []
+    while True:
+        while len(running) < workers and (job := rounds.take()) is not None:
+            running.append(job)
+        if not running:
+            return done
+        job = running.pop(rng.randrange(len(running)) if rng else 0)
+        until = rounds.rungs[-1] if job.until is None else job.until
+        assert world.came.get(job.trial.trial_id, 0) < until, "nothing is computed twice"
+        world.came[job.trial.trial_id] = until
+        done.append((job.trial.trial_id, until))
+        rounds.ended(job.trial.trial_id, failed=False)
+
+
+def by_rank(trial: Any, until: int) -> float:
+    """Arm 'a' best, 'i' worst, at every iteration."""
+    return 1 - (ord(trial.arm) - ord("a")) / 10
+
+
+def asha(names: str, world: World, **more: Any) -> Rounds:
+    made = [candidate(name) for name in names]
+    return Rounds(made, (2, 6, 18), world, world.record, rule="asha", factor=3, **more)
+
+
+@pytest.mark.parametrize("order", ["abcdefghi", "ihgfedcba"])
+def test_nine_settings_three_rungs(order: str) -> None:
+    """9 -> 3 -> 1. Best first: nothing is wasted. Worst first: c, d... had to be promoted on what was known then."""
+    world = World(by_rank)
+    rounds = asha(order, world)
+    play(rounds, world)
+    came = {name: world.came[f"{name}-0"] for name in order}
+    assert came["a"] == 18  # the best one always comes to the end
+    if order == "abcdefghi":
+        assert came == {"a": 18, "b": 6, "c": 6, **dict.fromkeys("defghi", 2)}
+    else:  # g is the best of i, h, g and goes on, and so forth: without waiting, too many go on, never too few
+        assert sum(at >= 6 for at in came.values()) >= 3
+    assert {c.arm for c, _ in rounds.resting()} == {name for name, at in came.items() if at < 18}
+
+
+def test_two_settings_still_see_one_to_the_end() -> None:
+    """2 // 3 is none: a small sweep would end with nothing but first rungs."""
+    world = World(by_rank)
+    play(asha("ba", world), world)
+    assert world.came == {"a-0": 18, "b-0": 2}
+
+
+def test_a_setting_without_a_number_never_goes_on() -> None:
+    world = World(lambda trial, until: None if trial.arm in "abc" else by_rank(trial, until))
+    play(asha("abcdef", world), world)
+    assert {name for name, at in world.came.items() if at > 2} <= {"d-0", "e-0"}
+    assert world.came["d-0"] == 18
+
+
+def test_seeds_of_a_setting_go_together() -> None:
+    """No setting has fewer seeds than another at a rung; the mean decides, not the luckiest seed."""
+
+    def level(trial: Any, until: int) -> float:
+        return (
+            {"a": 0.6, "b": 0.5, "c": 0.4}[trial.arm]
+            + (0.5 if (trial.arm, trial.seed) == ("c", 0) else 0)
+            - (0.5 if (trial.arm, trial.seed) == ("c", 1) else 0)
+        )
+
+    world = World(level)
+    made = [candidate(name, seeds=2) for name in "abc"]
+    rounds = Rounds(made, (2, 6), world, world.record, rule="asha", factor=3)
+    play(rounds, world)
+    assert world.came == {"a-0": 6, "a-1": 6, "b-0": 2, "b-1": 2, "c-0": 2, "c-1": 2}
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_a_restart_decides_as_an_undisturbed_run(cut: int) -> None:
+    """Kill after ``cut`` jobs: new rounds from what was recorded (how far each was asked) and from the folders."""
+    whole = World(by_rank)
+    straight = play(asha("gdaifbhce", whole), whole)
+    world = World(by_rank)
+    first = asha("gdaifbhce", world)
+    for _ in range(min(cut, len(straight))):
+        job = first.take()
+        assert job is not None
+        world.came[job.trial.trial_id] = first.rungs[-1] if job.until is None else job.until
+        first.ended(job.trial.trial_id, failed=False)
+    first.take()  # one is under way when the driver dies
+    again = asha("gdaifbhce", world)
+    for made in again.candidates:
+        made.rung = max((rung for arm, rung, _ in world.asked if arm == made.arm), default=-1)
+    rest = play(again, world)
+    assert world.came == whole.came
+    assert straight[min(cut, len(straight)) :] == rest
+
+
+def test_workers_that_end_in_any_order_compute_nothing_twice() -> None:
+    for seed in range(20):
+        world = World(by_rank)
+        rounds = asha("gdaifbhce", world)
+        done = play(rounds, world, workers=4, rng=random.Random(seed))
+        assert len(done) == len(set(done))
+        assert world.came["a-0"] == 18
+
+
+def test_the_median_rule() -> None:
+    """Levels over time 0.1 (d) to 0.4 (a), constant. The fourth has three others; the median of their averages is
+    0.3, so that d ends at the first rung; e (0.35) is above and goes on."""
+    levels = {"a": 0.4, "b": 0.3, "c": 0.2, "d": 0.1, "e": 0.35}
+    world = World(lambda trial, until: levels[trial.arm])
+    made = [candidate(name) for name in "abcde"]
+    rounds = Rounds(made, (4, 8, 12), world, world.record, rule="median", least=3)
+    play(rounds, world)
+    assert world.came == {"a-0": 12, "b-0": 12, "c-0": 12, "d-0": 4, "e-0": 12}
+    assert [c.ended for c in made if c.arm == "d"] == ["below the median of 3 other settings at iteration 4"]
+
+
+def test_the_median_rule_forgives_a_late_rise() -> None:
+    """A setting is judged by its best so far, the others by their averages: one bad evaluation ends nobody."""
+
+    def level(trial: Any, until: int) -> float:
+        return {"a": 0.3, "b": 0.3, "c": 0.3}.get(trial.arm) or (0.35 if until == 2 else 0.0)
+
+    world = World(level)
+    made = [candidate(name) for name in "abcd"]
+    play(Rounds(made, (4, 8), world, world.record, rule="median", least=3), world)
+    assert world.came["d-0"] == 8
+
+
+def test_racing_gives_more_seeds_to_what_can_compete() -> None:
+    """Margin 0.05: b is 0.2 below a after one seed and gets no second; c is 0.03 below and gets both others."""
+    levels = {"a": 0.6, "b": 0.4, "c": 0.57}
+    world = World(lambda trial, until: levels[trial.arm])
+    made = [candidate(name, seeds=3, given=1) for name in "abc"]
+    rounds = Rounds(made, (8,), world, world.record, margin=0.05)
+    play(rounds, world)
+    assert sorted(world.came) == ["a-0", "a-1", "a-2", "b-0", "c-0", "c-1", "c-2"]
+    assert "more than 0.05 below the best setting after 1 of 3 seeds" in str(made[1].ended)
+
+
+def test_rivals_are_compared_on_the_same_seeds() -> None:
+    """a: 0.9 on seed 0, 0.1 on the others. b with 0.5 on seed 0 must be held against a's 0.9, not a's mean."""
+    world = World(lambda trial, until: (0.9 if trial.seed == 0 else 0.1) if trial.arm == "a" else 0.5)
+    made = [candidate("a", seeds=3, given=3), candidate("b", seeds=3, given=1)]
+    play(Rounds(made, (8,), world, world.record, margin=0.05), world)
+    assert "b-1" not in world.came
+
+
+def test_controls_are_never_ended() -> None:
+    world = World(by_rank)
+    made = [candidate("z", fixed=True), *(candidate(name) for name in "abc")]
+    world.level_at = lambda trial, until: -5.0 if trial.arm == "z" else by_rank(trial, until)
+    play(Rounds(made, (2, 6), world, world.record, rule="asha", factor=3), world)
+    assert world.came["z-0"] == 6
+
+
+def test_a_failed_trial_holds_up_nobody() -> None:
+    world = World(by_rank)
+    rounds = asha("abc", world)
+    job = rounds.take()
+    assert job is not None
+    rounds.ended(job.trial.trial_id, failed=True)
+    world.level_at = lambda trial, until: None if trial.arm == "a" else by_rank(trial, until)
+    play(rounds, world)
+    assert "a-0" not in world.came
+    assert world.came["b-0"] == 18
