@@ -113,7 +113,8 @@ def inject(line: Line, seed: int, truth: Reference, takes: Length, root: Path, s
     if shown is None:
         line.damage.faults.append(f"no message with {found.words!r}")
     line.message = line.message or shown or ""
-    shutil.rmtree(session.folder)
+    if line.clean:
+        shutil.rmtree(session.folder)
 
 
 def message(said: str, words: str) -> str | None:

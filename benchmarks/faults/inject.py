@@ -57,7 +57,7 @@ class CannotInject(Exception):
 
 def nothing(session: Session, chance: random.Random, length: Length) -> Injected:
     session.finish(1)
-    return Injected("trials done")
+    return Injected("Everything is in")
 
 
 def driver_kill(session: Session, chance: random.Random, length: Length) -> Injected:
@@ -130,7 +130,7 @@ def _signalled(session: Session, chance: random.Random, length: Length, numbers:
     notes += [f"{len(left)} processes were left"] if left else []
     session.kill(left)
     session.finish(1)
-    return Injected("Interrupted|trials done", notes=tuple(notes))
+    return Injected("Interrupted|Everything is in", notes=tuple(notes))
 
 
 def two_drivers(session: Session, chance: random.Random, length: Length) -> Injected:
@@ -158,7 +158,7 @@ def mlflow_restart(session: Session, chance: random.Random, length: Length) -> I
         _end(session, driver)
         session.finish(1)
     session.tracking = f"sqlite:///{session.folder / 'server.db'}"  # read back without the server
-    return Injected("MLflow at|trials done")
+    return Injected("MLflow at|Everything is in")
 
 
 def ledger_locked(session: Session, chance: random.Random, length: Length) -> Injected:
@@ -179,7 +179,7 @@ def _locked(session: Session, chance: random.Random, length: Length, name: str) 
     holder.close()
     _end(session, driver)
     session.finish(1)
-    return Injected("trials done")
+    return Injected("Everything is in")
 
 
 # --- the disk -------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _full(session: Session, order: dict[str, object] | None, after: float = 0.0)
     kept.rename(session.home)
     notes = ["a traceback was shown"] if "Traceback" in said else []
     notes += [] if order is None or (session.folder / CLAIMED).exists() else ["the disk was never filled"]
-    return Injected("disk is full|cannot be written|No space|trials done", notes=tuple(notes))
+    return Injected("disk is full|cannot be written|No space|Everything is in", notes=tuple(notes))
 
 
 @contextmanager
@@ -297,7 +297,7 @@ def _clock(session: Session, chance: random.Random, length: Length, jump: str) -
     text = "".join(each.read_text() for each in session.home.glob("trials/*/metrics.jsonl"))
     stamps = [float(line.split('"timestamp": ')[1].split(",")[0]) for line in text.splitlines()]
     jumped = max(stamps) - min(stamps) > 86400
-    return Injected("trials done", notes=() if jumped else ("the clock of the trials never jumped",))
+    return Injected("Everything is in", notes=() if jumped else ("the clock of the trials never jumped",))
 
 
 # --- trials that misbehave ------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def leak(session: Session, chance: random.Random, length: Length) -> Injected:
 
 
 def loud(session: Session, chance: random.Random, length: Length) -> Injected:
-    found = _ordered(session, "loud", "trials done")
+    found = _ordered(session, "loud", "Everything is in")
     sizes = [file.stat().st_size for file in session.home.glob(f"trials/*/{LOG_FILE}")]
     note = () if max(sizes) < _LOG_LIMIT else (f"a log of {max(sizes)} bytes",)
     return Injected(found.words, notes=(*found.notes, *note))
