@@ -257,7 +257,8 @@ def _cluster(address: str | None, scratch: Path) -> Iterator[None]:
             )
         else:
             ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+    except Exception as error:  # of a machine too busy to start its daemons within 30 s, Ray raises just that
+        ray.shutdown()
         where = "on this machine" if address is None else f"at {address}"
         raise HomeError(
             f"Ray could not be started {where}: {str(error).splitlines()[0]}. Sweeps run without it too: add --local."
