@@ -256,11 +256,20 @@ def is_locked(file: Path) -> bool:
 # --- what a trial folder says about itself --------------------------------------------------------
 
 
-def write_done(folder: Path, status: str, iteration: int, reason: str | None = None, error: str | None = None) -> None:
-    """Say how the last session in this folder ended."""
+def write_done(
+    folder: Path,
+    status: str,
+    iteration: int,
+    reason: str | None = None,
+    error: str | None = None,
+    cause: str | None = None,
+) -> None:
+    """Say how the last session in this folder ended. ``cause``: of a failure, in one word, where it is known."""
     ended = _now()
     _end_session(folder, ended)  # before DONE.json, which says that all is there
     done = {"status": status, "iteration": iteration, "reason": reason, "error": error, "ended": ended}
+    if cause:
+        done["cause"] = cause
     write_json(folder / DONE_FILE, done)
 
 

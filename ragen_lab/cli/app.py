@@ -46,6 +46,9 @@ def main(args: list[str] | None = None) -> None:
     except (TrialLocked, TrackingError, CheckpointError) as error:
         print(error, file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("Interrupted. Repeat the command to go on.", file=sys.stderr)
+        sys.exit(130)
 
 
 def _version(wanted: bool) -> None:

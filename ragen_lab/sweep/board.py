@@ -16,9 +16,10 @@ from typing import Any
 from ragen_lab.config import RunConfig
 from ragen_lab.detect import Panel
 from ragen_lab.runs import Run, View, durable, ended_at, look, run_of
+from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.plan import Plan
 from ragen_lab.sweep.spec import Trial
-from ragen_lab.sweep.worker import STAGE_FILE, TrialResult
+from ragen_lab.sweep.worker import TrialResult
 from ragen_lab.track import METRICS_FILE, Row, decode_row, read_json, read_provenance, trial_folder
 
 SUCCESS = "eval/success"

@@ -21,7 +21,6 @@ from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.runs import View, look, reading_ledger, sweep_record
 from ragen_lab.sweep.board import SUCCESS, duration, last_value, plural
-from ragen_lab.sweep.estimate import pace_of
 from ragen_lab.track import LOCK_FILE, is_locked, number_to_json, read_json, trial_folder, write_json
 
 POLL_SECONDS = 1.0
@@ -279,9 +278,9 @@ def _trial(home: Path, entry: Any) -> dict[str, Any]:
 
 
 def _pace(view: View) -> float | None:
-    """Seconds per iteration lately."""
-    pace = pace_of(view.rows[-RECENT:])
-    return None if pace is None else pace.seconds
+    """Mean seconds per iteration lately, evaluations included."""
+    stamps = [row["timestamp"] for row in view.rows[-RECENT:] if "timestamp" in row]
+    return (stamps[-1] - stamps[0]) / (len(stamps) - 1) if len(stamps) > 1 else None
 
 
 def _seconds_left(trials: list[dict[str, Any]]) -> float | None:

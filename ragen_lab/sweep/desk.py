@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from ragen_lab.sweep.retry import Retries
 from ragen_lab.sweep.spec import Trial
-from ragen_lab.sweep.worker import RETRIES, TrialRequest, TrialResult
+from ragen_lab.sweep.worker import TrialRequest, TrialResult
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ class Desk:
     on_event: Callable[[Event], None]
     most: int | None = None
     resting: Callable[[], bool] = lambda: False
-    retries: int = RETRIES
-    _tries: dict[str, int] = field(default_factory=dict)
+    _retries: dict[str, Retries] = field(default_factory=dict)
     _again: list[tuple[float, TrialRequest]] = field(default_factory=list)
     _begun: set[str] = field(default_factory=set)
     _spent: bool = False
@@ -114,16 +114,18 @@ class Desk:
         return bool(self._again) and not self.resting()
 
     def started(self, request: TrialRequest, pid: int | None = None) -> None:
-        self._tries[request.trial_id] = self._tries.get(request.trial_id, 0) + 1
         self.on_event(Event("started", request, pid))
 
     def ended(self, request: TrialRequest, result: TrialResult) -> None:
         """Take a result; a failure that another attempt may mend goes back into the line."""
-        again = result.status == "failed" and not result.permanent and self._tries[request.trial_id] <= self.retries
-        if again:
-            self._again.append((time.monotonic(), request))
+        wait = None
+        if result.status == "failed":
+            wait = self._retries.setdefault(request.trial_id, Retries()).wait_after(result)
+        again = wait is not None
+        if wait is not None:
+            self._again.append((time.monotonic() + wait, request))
         else:
-            del self._tries[request.trial_id]
+            self._retries.pop(request.trial_id, None)
         self.on_event(Event("retried" if again else "ended", request, result.pid or None, result))
         if not again:
             self.source.ended(request.trial_id, result.status in ("failed", "pending"))

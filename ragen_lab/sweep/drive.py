@@ -30,6 +30,7 @@ from ragen_lab.sweep.board import SUCCESS, Board, last_value, plural
 from ragen_lab.sweep.budget import Budget
 from ragen_lab.sweep.compete import Competition, with_proposals
 from ragen_lab.sweep.desk import Desk, Event, InOrder, Job, Source
+from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.mirroring import Mirroring, mlflow_uri
 from ragen_lab.sweep.plan import make_plan
@@ -44,6 +45,10 @@ EXIT_FAILED = 1
 EXIT_INPUT = 2
 MOST_AT_ONCE = 10_000  # trials that a search may have under way
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+_NO_LIMITS = (
+    "Note: resources.hang_minutes and resources.memory_gb are not kept with --workers 0: to keep them is to end the "
+    "process of a trial, which is this one here."
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
     """Bring a sweep to its end, or as far as it gets. Everything for people goes to ``console``.
 
     Raises ConfigError where it cannot be run as asked, HomeError where the home cannot be used, and TrialLocked where
-    another driver works on this sweep.
+    another driver works on this sweep, and KeyboardInterrupt where the user does before anything has begun.
     """
     home = options.home.absolute()
     track = sweep.trials[0].cfg.track
@@ -86,7 +91,7 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
         raise ConfigError(sweep.file, faults)
     ledger = Ledger(home)
     try:
-        with locked(control.lock_of(home, sweep.name), what="sweep"):
+        with _terminable(), locked(control.lock_of(home, sweep.name), what="sweep"):
             whole = with_proposals(sweep, ledger)
             aside = None
             if options.rerun is not None:
@@ -117,7 +122,7 @@ class _Driver:
 
     def run(self, aside: Sequence[rerun.SetAside] | None = None) -> Finished:
         here = bool(self.plan.pending) and self.options.address is None
-        if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus)):
+        if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus, self.sweep.memory_gb)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
         self.ledger.check_name(self.sweep)
         gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
@@ -142,15 +147,19 @@ class _Driver:
             )
         program = self.options.program
         mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, program, self.stream)
-        with mirror:
-            if source is not None:
-                self._train(source)
-            self.board.settle()
-        for entry in aside or ():
-            self.say(rerun.compared(entry, self.home))
-        run_ids = mirror.run_ids
-        report = None if self.interrupted or not self.options.report else self._report()
-        return self._finish(run_ids, report)
+        report = None
+        try:
+            with mirror:
+                if source is not None:
+                    self._train(source)
+                self.board.settle()
+            for entry in aside or ():
+                self.say(rerun.compared(entry, self.home))
+            if self.options.report and not self.interrupted:
+                report = self._report()
+        except KeyboardInterrupt:  # a second one, or one after the training: the rest is left to the next call
+            self.interrupted = True
+        return self._finish(mirror.run_ids, report)
 
     def say(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -189,6 +198,9 @@ class _Driver:
 
     def _train(self, source: Source) -> None:
         in_process = self.options.engine == "local" and self.options.workers == 0
+        limits = Limits() if in_process else Limits(self.sweep.hang_minutes, self.sweep.memory_gb)
+        if limits != Limits(self.sweep.hang_minutes, self.sweep.memory_gb):
+            self.say(_NO_LIMITS, "yellow")
 
         def request(job: Job) -> TrialRequest:
             trial = job.trial
@@ -200,6 +212,7 @@ class _Driver:
                 str(self.home),
                 trainer=self.options.trainer,
                 capture=not in_process or self.options.events is not None,  # a stream of JSON has no room for prints
+                limits=limits,
                 until=job.until,
                 command=self.options.command,
                 pause=str(self.listener.pause),
@@ -210,7 +223,7 @@ class _Driver:
         budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.stop)
         try:
             told = lambda: self.stream.rows(self.board)  # noqa: E731
-            with Follower(self.board, self.console, live, on_poll=told), budget, _terminable(), self.listener:
+            with Follower(self.board, self.console, live, on_poll=told), budget, self.listener:
                 self._engine(desk)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -229,13 +242,14 @@ class _Driver:
 
     def _engine(self, desk: Desk) -> None:
         sweep, options = self.sweep, self.options
+        resources: Any = {"cpus": sweep.cpus, "gpus": sweep.gpus, "memory_gb": sweep.memory_gb}
         if options.engine == "ray":
             from ragen_lab.sweep import tune
 
-            tune.run(desk, self.stop, cpus=sweep.cpus, gpus=sweep.gpus, address=options.address)
+            tune.run(desk, self.stop, **resources, address=options.address)
             return
         most = sweep.budget.trials or MOST_AT_ONCE if self._competition else len(self.plan.pending)
-        local.run(desk, self.stop, cpus=sweep.cpus, gpus=sweep.gpus, workers=options.workers, most=most)
+        local.run(desk, self.stop, **resources, workers=options.workers, most=most)
 
     def _event(self, event: Event) -> None:
         """Called by the engine, in this thread."""
@@ -246,7 +260,9 @@ class _Driver:
                 self.attempts[trial_id] = attempt
             elif event.result is not None and trial_id in self.attempts:
                 result = event.result
-                self.ledger.attempt_ended(self.attempts.pop(trial_id), result.status, result.iteration, result.error)
+                attempt = self.attempts.pop(trial_id)
+                # How it failed, where that is known: hung, memory, disk, killed.
+                self.ledger.attempt_ended(attempt, result.cause or result.status, result.iteration, result.error)
         except HomeError as error:
             if not self._ledger_ails:  # the folders hold the results: training goes on without this entry
                 self.say(f"Warning: {error}", "yellow")

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.sweep.desk import Desk
+from ragen_lab.sweep.guard import GB, Overdue
 from ragen_lab.sweep.worker import TrialRequest, TrialResult, record_failure, run_trial
+from ragen_lab.track import trial_folder
 
 if TYPE_CHECKING:  # generic for the type checker only
     Channel = Connection[Any, Any]
@@ -44,7 +46,12 @@ def visible_gpus() -> list[str]:
     return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
 
 
-def lacking(cpus: float, gpus: float) -> list[str]:
+def memory() -> float:
+    """Memory of this machine in 10^9 bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GB
+
+
+def lacking(cpus: float, gpus: float, memory_gb: float | None = None) -> list[str]:
     """What this machine has not of the resources that one trial asks for: a fault each."""
     faults = []
     if cpus > cores():
@@ -57,17 +64,24 @@ def lacking(cpus: float, gpus: float) -> list[str]:
             f"resources.gpus: {gpus:g} per trial, but {devices} {'is' if devices == 1 else 'are'} visible here. Use "
             f"resources.gpus=0, or run where there are GPUs."
         )
+    if memory_gb is not None and memory_gb > memory():
+        faults.append(
+            f"resources.memory_gb: {memory_gb:g} per trial, but this machine has {memory():.3g}. Ask for less, or "
+            f"leave the limit out."
+        )
     return faults
 
 
-def slots(cpus: float, gpus: float, workers: int | None = None) -> list[str]:
+def slots(cpus: float, gpus: float, workers: int | None = None, memory_gb: float | None = None) -> list[str]:
     """One entry per trial that may run at a time: its CUDA_VISIBLE_DEVICES ("" = no GPU).
 
     Raises ConfigError where the machine has not what one trial asks for.
     """
-    if faults := lacking(cpus, gpus):
+    if faults := lacking(cpus, gpus, memory_gb):
         raise ConfigError("this machine", faults)
     count = int(cores() / cpus) if workers is None else workers
+    if memory_gb is not None:
+        count = min(count, int(memory() / memory_gb))
     if gpus == 0:
         return [""] * count
     devices = visible_gpus()
@@ -80,7 +94,14 @@ def slots(cpus: float, gpus: float, workers: int | None = None) -> list[str]:
 
 
 def run(
-    desk: Desk, stop: threading.Event, *, cpus: float = 1, gpus: float = 0, workers: int | None = None, most: int = 1
+    desk: Desk,
+    stop: threading.Event,
+    *,
+    cpus: float = 1,
+    gpus: float = 0,
+    memory_gb: float | None = None,
+    workers: int | None = None,
+    most: int = 1,
 ) -> None:
     """Run what the desk hands out until it has no more, or until ``stop``.
 
@@ -91,7 +112,7 @@ def run(
     if workers == 0:
         _in_process(desk, stop)
         return
-    pool = _Pool(slots(cpus, gpus, workers)[:most])
+    pool = _Pool(slots(cpus, gpus, workers, memory_gb)[:most])
     try:
         pool.run(desk, stop)
     finally:
@@ -117,6 +138,7 @@ class _Worker:
     life: int
     place: str
     request: TrialRequest | None = None
+    overdue: Overdue | None = None
 
     def close(self) -> None:
         self.pipe.close()
@@ -143,10 +165,14 @@ class _Pool:
                 request = worker.request
                 assert request is not None
                 desk.ended(request, self._take(worker, request))
+            for worker in busy:
+                if worker.overdue is not None and worker.request is not None and worker.overdue():
+                    worker.process.kill()  # a stopped process, or one that waits for a disk, cannot end itself
 
     @staticmethod
     def _give(worker: _Worker, request: TrialRequest) -> None:
         worker.request = request
+        worker.overdue = Overdue(trial_folder(Path(request.home), request.trial_id), request.limits)
         with suppress(OSError):  # it died while idle: reading its pipe will say so, and a new one gets the trial
             worker.pipe.send(request)
 
@@ -157,8 +183,8 @@ class _Pool:
         except (EOFError, OSError):
             code = worker.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-            result = record_failure(request, f"the worker process {how}{hint}; the trial's log.txt may say more")
+            hint = ", by hand or by the system for want of memory" if code == -signal.SIGKILL else ""
+            result = record_failure(request, f"the worker process {how}{hint}; the trial's log.txt may say more.")
             worker.close()
             fresh = _start(worker.place)
             worker.process, worker.pipe, worker.life = fresh.process, fresh.pipe, fresh.life

@@ -82,8 +82,18 @@ class Mirroring:
             self.run_ids = self.ledger.run_ids(self.sweep) if self._hands else {}
             return
         self._end.set()
+        try:
+            for hand in self._hands:
+                hand.thread.join()  # with a last flush, which sees the final state
+        except KeyboardInterrupt:  # who cannot wait for a mirror need not
+            for hand in self._hands:
+                hand.behind = hand.behind or hand.thread.is_alive()
+            raise
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         for hand in self._hands:
-            hand.thread.join()  # with a last flush, which sees the final state
             self.run_ids |= hand.run_ids
         behind = [hand.mirror for hand in self._hands if hand.behind]
         for mirror in behind:

@@ -21,6 +21,12 @@ SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
 class ResourcesSection(Section):
     cpus: float = knob(1.0, "CPU cores per trial.", gt=0)
     gpus: float = knob(0.0, "GPUs per trial; fractions share one. 0 hides the GPUs from a trial.", ge=0)
+    memory_gb: float | None = knob(
+        None, "Memory of a trial's process at most, in 10^9 bytes; one that takes more is ended and retried.", gt=0
+    )
+    hang_minutes: float | None = knob(
+        None, "A trial without a new iteration for so long is ended and retried from its checkpoint.", gt=0
+    )
 
 
 class ConstraintSection(Section):

@@ -98,7 +98,7 @@ def _bases(plan: Plan) -> list[str]:
 
 def plan_here(sweep: Sweep, home: Path, address: str | None = None) -> Plan:
     """The plan, with what this machine has not of the resources that it asks for."""
-    faults = [] if address else local.lacking(sweep.cpus, sweep.gpus)
+    faults = [] if address else local.lacking(sweep.cpus, sweep.gpus, sweep.memory_gb)
     return replace(make_plan(sweep, home), lacking=tuple(faults))
 
 

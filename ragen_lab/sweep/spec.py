@@ -88,6 +88,8 @@ class Sweep:
     tied: tuple[str, ...] = ()
     cpus: float = 1
     gpus: float = 0
+    memory_gb: float | None = None
+    hang_minutes: float | None = None
     minutes: float | None = None
     notes: tuple[str, ...] = ()
     search: SearchSection = field(default_factory=SearchSection)
@@ -237,6 +239,8 @@ class _Resolver:
             tied=tuple(page.ties),
             cpus=page.resources.cpus,
             gpus=page.resources.gpus,
+            memory_gb=page.resources.memory_gb,
+            hang_minutes=page.resources.hang_minutes,
             minutes=page.budget.minutes,
             notes=tuple(self.notes),
             search=page.search,

@@ -25,10 +25,10 @@ from ragen_lab.runs import reading_ledger
 from ragen_lab.sections import SCHEMA_VERSION
 from ragen_lab.sweep.board import plural
 from ragen_lab.sweep.control import lock_of
+from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.prune import bytes_of, size
 from ragen_lab.sweep.rerun import first_difference
-from ragen_lab.sweep.worker import STAGE_FILE
 from ragen_lab.track import (
     LOCK_FILE,
     METRICS_FILE,

@@ -12,11 +12,10 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,9 @@ from ray.tune.search import Searcher  # noqa: E402
 
 from ragen_lab.errors import ConfigError, HomeError  # noqa: E402
 from ragen_lab.sweep.desk import Desk  # noqa: E402
+from ragen_lab.sweep.guard import GB  # noqa: E402
 from ragen_lab.sweep.local import cores, visible_gpus  # noqa: E402
-from ragen_lab.sweep.worker import TrialRequest, TrialResult, record_failure, run_trial  # noqa: E402
+from ragen_lab.sweep.worker import TrialRequest, TrialResult, descriptors_to, record_failure, run_trial  # noqa: E402
 from ragen_lab.track import read_done, trial_folder  # noqa: E402
 
 _TEMPORARY = "ragen-ray-"
@@ -126,13 +126,21 @@ def _failure(request: TrialRequest, trial: Any) -> TrialResult:
     done = read_done(trial_folder(Path(request.home), request.trial_id)) or {}
     error = done.get("error") if done.get("status") == "failed" else None
     if error:
-        return TrialResult(request.trial_id, "failed", int(done["iteration"]), error=error)
+        return TrialResult(request.trial_id, "failed", int(done["iteration"]), error=error, cause=done.get("cause", ""))
     told = trial.get_error()
     why = f": {str(told).splitlines()[0][:200]}" if told is not None and str(told) else " (killed, or out of memory?)"
     return record_failure(request, f"the Ray worker process failed{why}; the trial's log.txt may say more.")
 
 
-def run(desk: Desk, stop: threading.Event, *, cpus: float = 1, gpus: float = 0, address: str | None = None) -> None:
+def run(
+    desk: Desk,
+    stop: threading.Event,
+    *,
+    cpus: float = 1,
+    gpus: float = 0,
+    memory_gb: float | None = None,
+    address: str | None = None,
+) -> None:
     """Run what the desk hands out under Ray until it has no more, or until ``stop``.
 
     ``address``: a running cluster whose machines all see the home folder; None = this machine.
@@ -143,13 +151,13 @@ def run(desk: Desk, stop: threading.Event, *, cpus: float = 1, gpus: float = 0, 
     with _scratch() as scratch, _quiet(), _wakeable():
         try:
             with _cluster(address, scratch):
-                if faults := lacking(ray.nodes(), cpus, gpus):
+                if faults := lacking(ray.nodes(), cpus, gpus, memory_gb):
                     raise ConfigError(f"Ray at {address}" if address else "this machine", faults)
                 threading.Thread(target=_interrupt_on, args=(stop, finished), daemon=True).start()
                 tuner = tune.Tuner(
-                    tune.with_resources(OneTrial, {"cpu": cpus, "gpu": gpus}),
+                    tune.with_resources(OneTrial, {"cpu": cpus, "gpu": gpus, "memory": (memory_gb or 0) * GB}),
                     tune_config=tune.TuneConfig(
-                        search_alg=_Feed(desk, lambda: places(ray.nodes(), cpus, gpus), stop),
+                        search_alg=_Feed(desk, lambda: places(ray.nodes(), cpus, gpus, memory_gb), stop),
                         num_samples=-1,  # until the feed says that it is over
                         reuse_actors=True,
                         trial_name_creator=_name,
@@ -174,24 +182,32 @@ def run(desk: Desk, stop: threading.Event, *, cpus: float = 1, gpus: float = 0, 
             finished.set()
 
 
-def places(nodes: Sequence[dict[str, Any]], cpus: float, gpus: float) -> int:
+def places(nodes: Sequence[dict[str, Any]], cpus: float, gpus: float, memory_gb: float | None = None) -> int:
     """Trials that the machines of a cluster can run at a time."""
     found = 0
     for resources in [node["Resources"] for node in nodes if node["Alive"]]:
         each = int(resources.get("CPU", 0) / cpus)
-        found += min(each, int(resources.get("GPU", 0) / gpus)) if gpus else each
+        each = min(each, int(resources.get("GPU", 0) / gpus)) if gpus else each
+        found += min(each, int(resources.get("memory", 0) / (memory_gb * GB))) if memory_gb else each
     return found
 
 
-def lacking(nodes: Sequence[dict[str, Any]], cpus: float, gpus: float) -> list[str]:
+def lacking(nodes: Sequence[dict[str, Any]], cpus: float, gpus: float, memory_gb: float | None = None) -> list[str]:
     """What no single machine of a cluster has of the resources that one trial asks for: a fault each."""
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in alive):
+    if places(nodes, cpus, gpus, memory_gb):
         return []
-    told = "; ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive) or "none"
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    memory = memory_gb is not None
+    words = [
+        f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs"
+        + (f" and {node.get('memory', 0) / GB:.3g} GB" if memory else "")
+        for node in alive
+    ]
+    asked = f"{cpus:g} CPUs and {gpus:g} GPUs" + (f" and {memory_gb:g} GB" if memory else "")
     return [
-        f"resources: {cpus:g} CPUs and {gpus:g} GPUs per trial, but a trial runs on one machine and none has as much "
-        f"(machines: {told}). Ask for less with resources.cpus and resources.gpus, or add a machine."
+        f"resources: {asked} per trial, but a trial runs on one machine and none has as much "
+        f"(machines: {'; '.join(words) or 'none'}). Ask for less with resources.cpus, resources.gpus and "
+        f"resources.memory_gb, or add a machine."
     ]
 
 
@@ -241,7 +257,8 @@ def _cluster(address: str | None, scratch: Path) -> Iterator[None]:
             )
         else:
             ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+    except Exception as error:  # of a machine too busy to start its daemons within 30 s, Ray raises just that
+        ray.shutdown()
         where = "on this machine" if address is None else f"at {address}"
         raise HomeError(
             f"Ray could not be started {where}: {str(error).splitlines()[0]}. Sweeps run without it too: add --local."
@@ -286,17 +303,5 @@ def _quiet() -> Iterator[None]:
 
     The driver's own terminal is a copy of the descriptor, made before (``drive.Terminal``).
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(1), os.dup(2)]
-    try:
-        with tempfile.TemporaryFile("w") as sink, redirect_stdout(sink), redirect_stderr(sink):
-            os.dup2(sink.fileno(), 1)
-            os.dup2(sink.fileno(), 2)
-            yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
+    with tempfile.TemporaryFile("w") as sink, descriptors_to(sink):
+        yield

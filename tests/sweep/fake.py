@@ -3,7 +3,8 @@
 Arms with a keep ratio of 0.25 lose their success half-way, so that the real detectors stop them.
 Every iteration that is computed leaves a line in ``<home>/calls.log``. Files in the home make trouble:
 ``fail-<trial>`` an exception (as often as the number in it), ``die-<trial>`` a killed process (once),
-``wrong-<trial>`` a ConfigError, each time.
+``wrong-<trial>`` a ConfigError, each time; ``odd-<trial>`` what its name in ``ODD`` says, ``hang-<trial>`` a trial
+that does not go on and ``leak-<trial>`` one that takes so many MB more (these as often as the file has lines).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from ragen_lab.detect import Panel
 from ragen_lab.errors import CheckpointError, ConfigError
 from ragen_lab.track import Outcome, Tracker
 
+LEAKED: list[bytes] = []
 LEAK = {"calls": 0}  # state that a kept process carries over; a trial must not depend on it
 
 
@@ -94,3 +97,34 @@ def _trouble(home: Path, name: str, iteration: int) -> None:
     if iteration == 3 and die.exists():
         die.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
+    for kind in ("odd", "hang", "leak"):
+        file = home / f"{kind}-{name}"
+        if iteration == 3 and file.exists() and (lines := file.read_text().splitlines()):
+            file.write_text("\n".join(lines[1:]))
+            {"odd": _odd, "hang": _hang, "leak": _leak}[kind](lines[0])
+
+
+def _hang(_: str) -> None:
+    time.sleep(120)
+
+
+def _leak(megabytes: str) -> None:
+    LEAKED.append(b"x" * (int(megabytes) * 10**6))
+    time.sleep(120)
+
+
+class Unshowable(BaseException):
+    """Neither an Exception, nor picklable, nor to be shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def _odd(kind: str) -> None:
+    if kind == "exit":
+        raise SystemExit(3)
+    raise {"unshowable": Unshowable(), "memory": MemoryError(), "gpu": RuntimeError("CUDA out of memory. Tried")}[kind]

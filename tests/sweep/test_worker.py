@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from ragen_lab.runs import look
+from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.spec import Sweep
-from ragen_lab.sweep.worker import STAGE_FILE, TrialRequest, record_failure, run_trial
+from ragen_lab.sweep.worker import TrialRequest, record_failure, run_trial
 from ragen_lab.track import LOCK_FILE, list_checkpoints, locked, read_done, read_rows, trial_folder
 from tests.sweep.conftest import FAKE, calls, numbers
 

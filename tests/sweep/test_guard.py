@@ -1,0 +1,127 @@
+"""Trials that hang, leak, or fail in odd ways: ended, told apart, and gone on with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep.guard import KILLED_FILE, last_words, resident
+from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.worker import run_trial
+from ragen_lab.track import LOG_FILE, read_done, trial_folder
+from tests.sweep.conftest import calls
+from tests.sweep.test_worker import request_of
+
+Make = Callable[..., Sweep]
+Drive = Callable[..., tuple[Finished, str]]
+ONE = {"axes.filter.keep_ratio": [1.0], "seeds": 1}
+
+
+def attempts(home: Path, trial_id: str) -> list[str]:
+    ledger = Ledger(home)
+    found = [attempt["status"] for attempt in ledger.attempts(trial_id)]
+    ledger.close()
+    return found
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_trial_that_hangs(sweep_of: Make, drive: Drive, tmp_path: Path, times: int) -> None:
+    """Ended after the stated time and tried again once: nothing is repeated beyond its checkpoint. One that hangs at
+    the same iteration again has failed, in plain words; where it stood is kept."""
+    home = tmp_path / "home"
+    home.mkdir()
+    sweep = sweep_of(**ONE, resources__hang_minutes=0.03)
+    trial = sweep.trials[0].trial_id
+    (home / f"hang-{trial}").write_text("once\n" * times)
+    finished, text = drive(sweep, home, workers=1)
+    assert "the trial hung after iteration 2: nothing new for 0.03 minutes" in text
+    assert set(calls(home).values()) == {1}  # checkpoint at 2, hung before 3
+    killed = trial_folder(home, trial) / KILLED_FILE
+    if times == 1:
+        assert finished.exit_code == 0
+        assert attempts(home, trial) == ["hung", "finished"]
+        assert not killed.exists()
+    else:
+        assert finished.exit_code == 1
+        assert attempts(home, trial) == ["hung", "hung"]
+        assert "_hang" in killed.read_text()  # the traceback
+        assert "raise resources.hang_minutes" in finished.result["trials"][0]["stop_reason"]
+
+
+def test_a_trial_that_leaks(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """Ended by us and told apart from a bug and from a kill from outside; a fresh process goes on."""
+    home = tmp_path / "home"
+    home.mkdir()
+    sweep = sweep_of(**ONE, resources__memory_gb=0.5)
+    trial = sweep.trials[0].trial_id
+    (home / f"leak-{trial}").write_text("600\n")
+    finished, text = drive(sweep, home, workers=1)
+    assert finished.exit_code == 0
+    assert "more than its 0.5 GB (resources.memory_gb)" in text
+    assert "optim.micro_batch" in text
+    assert attempts(home, trial) == ["memory", "finished"]
+    assert set(calls(home).values()) == {1}
+
+
+def test_a_worker_killed_from_outside(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    sweep = sweep_of(**ONE, resources__memory_gb=8.0, resources__hang_minutes=5.0)
+    trial = sweep.trials[0].trial_id
+    (home / f"die-{trial}").write_text("")
+    _, text = drive(sweep, home, workers=1)
+    assert attempts(home, trial) == ["killed", "finished"]
+    assert "resources." not in text
+
+
+def test_limits_are_not_kept_in_this_process(sweep_of: Make, drive: Drive) -> None:
+    finished, text = drive(sweep_of(**ONE, resources__memory_gb=0.001), workers=0)
+    assert finished.exit_code == 0
+    assert "not kept with --workers 0" in text
+    assert "not kept" not in drive(sweep_of(**ONE, optim__lr=0.5), workers=0)[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "cause"),
+    [
+        ("unshowable", "Unshowable: an exception that cannot be shown (ValueError in its __str__)", ""),
+        ("exit", "SystemExit: 3", ""),
+        ("memory", "out of memory; lower what takes memory: optim.micro_batch", "memory"),
+        ("gpu", "out of memory of the GPU; lower what takes memory: optim.micro_batch", "memory"),
+    ],
+)
+@pytest.mark.parametrize("capture", [True, False])
+def test_odd_exceptions(sweep_of: Make, tmp_path: Path, kind: str, words: str, cause: str, capture: bool) -> None:
+    """What cannot be pickled or shown, and what is no Exception: a sentence arrives, the traceback is in the log."""
+    request = request_of(sweep_of(**ONE), tmp_path)
+    request = type(request)(**{**vars(request), "capture": capture})
+    (tmp_path / f"odd-{request.trial_id}").write_text(kind)
+    result = run_trial(request)
+    assert (result.status, result.iteration, result.cause) == ("failed", 2, cause)
+    assert words in (result.error or "")
+    folder = trial_folder(tmp_path, request.trial_id)
+    assert (read_done(folder) or {})["error"] == result.error
+    assert "in _odd" in (folder / LOG_FILE).read_text()
+    assert run_trial(request).status == "finished"
+    assert set(calls(tmp_path).values()) == {1}
+
+
+def test_last_words(tmp_path: Path) -> None:
+    assert last_words(tmp_path) is None
+    for text, meaning in (("", None), ("memory 7\nThread", ("memory", 7)), ("Timeout (0:01:00)!\n", ("hung", 0))):
+        (tmp_path / KILLED_FILE).write_text(text)
+        assert last_words(tmp_path) == meaning
+
+
+def test_resident_memory_is_that_of_now() -> None:
+    before = resident()
+    block = b"x" * 10**8
+    assert 0.9e8 < resident() - before < 2e8
+    del block
+    assert resident() - before < 0.5e8
+    assert os.getpid() > 0
