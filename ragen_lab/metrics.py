@@ -139,6 +139,12 @@ METRICS: dict[str, Metric] = _catalogue(
     ),
     Metric("time/rollout_seconds", "Seconds of the rollout phase.", "s", "down"),
     Metric("time/update_seconds", "Seconds of the update phase.", "s", "down"),
+    Metric(
+        "time/cpu_seconds",
+        "CPU seconds of the process over all its threads: rollout, update and evaluation of the iteration.",
+        "s",
+        "down",
+    ),
     Metric("time/eval_seconds", "Seconds of the evaluation.", "s", "down"),
     Metric("time/eval_tokens_per_second", "Sampled tokens per second of evaluation.", "tokens/s", "up"),
     Metric("time/probe_seconds", "Seconds of the reasoning probes.", "s", "down"),

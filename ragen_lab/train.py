@@ -62,9 +62,11 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
     for iteration in range(0 if last is None else last + 1, cfg.train.iterations + 1):
         if panel.stop is not None and cfg.detect.on_collapse == "stop":
             break
+        began = time.process_time()
         metrics = learner.iterate(iteration) if iteration else {}
         if iteration % cfg.eval.every == 0:
             metrics |= evaluate(learner.policy, learner.writer, cfg, iteration, lines, tracker)
+        metrics["time/cpu_seconds"] = time.process_time() - began
         metrics |= panel.update({"iteration": float(iteration), **metrics})
         tracker.log(iteration, metrics)
         stopping = panel.stop is not None and cfg.detect.on_collapse == "stop"
