@@ -134,7 +134,8 @@ def test_base_rates_are_counted_on_the_scenes_that_decide() -> None:
     assert rates(down_right) == 3 / 4
     assert rates(right) == 1.0, "one scene decides it, and there it is true"
     (later,) = statements("the goal will be down right", lake())
-    assert later.later and rates(later) == 3 / 4
+    assert later.later
+    assert rates(later) == 3 / 4
 
 
 def test_reference_scenes_are_training_levels_at_every_depth_of_play() -> None:
