@@ -119,7 +119,7 @@ def _identity_leaves(section: Section, prefix: str = "") -> list[tuple[str, Any]
         extra = info.json_schema_extra
         counts = not isinstance(extra, dict) or extra.get("identity", True)
         if counts and value != info.default:
-            leaves.append((f"{prefix}{name}", value))
+            leaves.append((f"{prefix}{name}", value + 0.0 if isinstance(value, float) else value))  # -0.0 is 0.0
     return leaves
 
 

@@ -214,6 +214,9 @@ def test_check(write: Write, cli: Callable[..., Any]) -> None:
     assert "keep_ratio" in cli("sweep", page, "--plan")[1]
     plan = json.loads(cli("sweep", page, "--plan", "--json")[1])
     assert [trial["status"] for trial in plan["trials"]] == ["pending"] * 4
+    assert {note["rule"] for note in plan["notes"]} >= {"optimizer_steps", "seeds"}
+    code, _, err = cli("sweep", page, "--probe")
+    assert (code, "add --plan" in err) == (2, True)
     assert json.loads(cli("check", "base.yaml", "--json")[1])["ok"] is True
     played = json.loads(cli("check", "base.yaml", "--preflight", "--json")[1])["preflight"]
     assert [entry["overlap"] for entry in played] == [0]
