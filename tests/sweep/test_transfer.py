@@ -160,9 +160,10 @@ def test_a_copy_that_goes_wrong_leaves_all_as_it_was(
     drive(sweep_of(train__iterations=4, name="short"), home)
     before, copytree = tree(home / "trials"), shutil.copytree
 
-    def failing(source: Path, target: Path, **more: Any) -> None:
-        copytree(source, target, **more)
-        (next(iter(target.rglob("state")))).write_text("other bytes")
+    def failing(source: Path, target: Path, *rest: Any, **more: Any) -> None:  # it calls itself for every subfolder
+        copytree(source, target, *rest, **more)
+        for state in Path(target).rglob("state"):
+            state.write_text("other bytes")
 
     monkeypatch.setattr(transfer.shutil, "copytree", failing)
     with pytest.raises(HomeError, match=r"could not be copied(.|\n)*is not what it was(.|\n)*repeat the import"):
