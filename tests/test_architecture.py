@@ -61,7 +61,7 @@ ONLY_HERE = {
     "mlflow": {"mirror.py", "mirror_traces.py", "runs.py"},
     "tensorboardX": {"mirror_folders.py"},
     "wandb": {"mirror_folders.py"},
-    "plotly": {"report/figures.py"},
+    "plotly": {"report/figures.py", "report/figures_search.py"},
     "optuna": {"sweep/search.py"},
 }
 

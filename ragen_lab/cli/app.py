@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -415,6 +416,23 @@ def ui(
     from ragen_lab.mirror import serve_ui
 
     sys.exit(serve_ui(home, port, lambda line: print(line, flush=True)))
+
+
+@app.command()
+def dashboard(
+    sweep: Annotated[str, typer.Argument(help="Name of a search in the home.")],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 8080,
+    home: Home = HOME,
+) -> None:
+    """Show a search in optuna-dashboard, where it is installed, on this machine only. Ctrl-C ends it.
+
+    Example: ragen-lab dashboard search_lr --port 8081
+    """
+    from ragen_lab.sweep.searched import dashboard as command_of
+
+    command = command_of(home, sweep, port)
+    print(f"http://127.0.0.1:{port}", flush=True)
+    os.execv(command[0], command)
 
 
 @app.command()

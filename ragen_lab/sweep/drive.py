@@ -28,7 +28,7 @@ from ragen_lab.runs import View, from_home, from_mlflow, look, sweep_record
 from ragen_lab.sweep import control, local, rerun
 from ragen_lab.sweep.board import SUCCESS, Board, last_value, plural
 from ragen_lab.sweep.budget import Budget
-from ragen_lab.sweep.compete import Competition, with_proposals
+from ragen_lab.sweep.compete import Competition, search_record, with_proposals
 from ragen_lab.sweep.desk import Desk, Event, InOrder, Job, Source
 from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.ledger import Ledger
@@ -92,7 +92,7 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
     ledger = Ledger(home)
     try:
         with _terminable(), locked(control.lock_of(home, sweep.name), what="sweep"):
-            whole = with_proposals(sweep, ledger)
+            whole = with_proposals(sweep, home)
             aside = None
             if options.rerun is not None:
                 aside = rerun.set_aside(whole, home, options.rerun, ledger, here=options.address is None)
@@ -125,7 +125,7 @@ class _Driver:
         if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus, self.sweep.memory_gb)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
         self.ledger.check_name(self.sweep)
-        gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
+        gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command, search_record(self.sweep))
         source = self._source()
         self.say(describe(self.plan, brief=True))
         planned, cost = len(self.plan.trials), self.plan.cost
@@ -414,10 +414,15 @@ def report_of(home: Path, sweep: str, out: Path | None = None, command: str = ""
     from ragen_lab.findings.registry import evaluate_all
     from ragen_lab.report.render import write_report
 
+    search = None
     if uri is None:
         record = sweep_record(home, sweep)
         runs, warnings, numbers = from_home(home, sweep), record["warnings"], record["findings"]
         command = command or record["command"]
+        if record.get("search"):  # a sweep without one need not load Optuna
+            from ragen_lab.sweep.searched import summary
+
+            search = summary(home, sweep, runs)
     else:
         if fault := uri_fault(uri):
             raise ConfigError("--mlflow", [fault])
@@ -431,7 +436,14 @@ def report_of(home: Path, sweep: str, out: Path | None = None, command: str = ""
     target = out or Path("reports") / "out" / f"{sweep}.html"
     results = evaluate_all(runs)
     return write_report(
-        runs, results, target.absolute(), sweep=sweep, warnings=warnings, command=command, findings=numbers
+        runs,
+        results,
+        target.absolute(),
+        sweep=sweep,
+        warnings=warnings,
+        command=command,
+        findings=numbers,
+        search=search,
     )
 
 

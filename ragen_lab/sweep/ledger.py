@@ -29,7 +29,7 @@ _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE sweeps (
     name TEXT PRIMARY KEY, file TEXT NOT NULL, findings TEXT NOT NULL, warnings TEXT NOT NULL,
-    command TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL, mirrored TEXT);
+    command TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL, mirrored TEXT, search TEXT);
 CREATE TABLE trials (trial_id TEXT PRIMARY KEY, config_id TEXT NOT NULL, created REAL NOT NULL);
 CREATE TABLE sweep_trials (
     sweep TEXT NOT NULL REFERENCES sweeps(name), trial_id TEXT NOT NULL REFERENCES trials(trial_id),
@@ -56,6 +56,7 @@ CREATE TABLE proposals (
 _STEPS = {
     1: "ALTER TABLE sweep_trials ADD COLUMN left_at REAL; DROP VIEW runs;",
     2: "ALTER TABLE sweep_trials ADD COLUMN until INTEGER; ALTER TABLE sweep_trials ADD COLUMN pruned_at INTEGER;"
+    "ALTER TABLE sweeps ADD COLUMN search TEXT;"
     f"ALTER TABLE sweep_trials ADD COLUMN pruned_why TEXT; DROP VIEW IF EXISTS runs; {_VIEW}{_PROPOSALS}",
 }
 
@@ -157,16 +158,27 @@ class Ledger:
                 ],
             )
 
-    def record_sweep(self, sweep: Sweep, warnings: Sequence[str], command: str) -> list[str]:
+    def record_sweep(
+        self, sweep: Sweep, warnings: Sequence[str], command: str, search: Mapping[str, Any] | None = None
+    ) -> list[str]:
         """What the sweep asks for now; the trials that its page no longer names, which leave it, not the home."""
         now, file = time.time(), str(Path(sweep.file).absolute())
         with self._change() as database:
             database.execute(
-                "INSERT INTO sweeps (name, file, findings, warnings, command, created, updated) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET file = excluded.file, "
+                "INSERT INTO sweeps (name, file, findings, warnings, command, created, updated, search) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET file = excluded.file, "
                 "findings = excluded.findings, warnings = excluded.warnings, command = excluded.command, "
-                "updated = excluded.updated",
-                (sweep.name, file, json.dumps(sweep.findings), json.dumps(list(warnings)), command, now, now),
+                "updated = excluded.updated, search = excluded.search",
+                (
+                    sweep.name,
+                    file,
+                    json.dumps(sweep.findings),
+                    json.dumps(list(warnings)),
+                    command,
+                    now,
+                    now,
+                    None if search is None else json.dumps(search),
+                ),
             )
             gone = self.leaving(sweep)
             for trial_id in gone:

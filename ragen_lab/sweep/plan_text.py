@@ -9,7 +9,9 @@ from typing import Any
 
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import duration, plural
+from ragen_lab.sweep.compete import with_proposals
 from ragen_lab.sweep.plan import Plan, PlannedTrial, make_plan
+from ragen_lab.sweep.search_page import better, rungs
 from ragen_lab.sweep.spec import Sweep
 
 
@@ -17,14 +19,17 @@ def describe(plan: Plan, brief: bool = False) -> str:
     """The plan in words. ``brief``: without the table of trials."""
     sweep, cost = plan.sweep, plan.cost
     done = len(plan.trials) - cost.trials
-    size = f"{plural(len(sweep.arms), 'arm')} x {plural(len(sweep.seeds), 'seed')}"
-    lines = [f"Sweep {sweep.name}: {size} = {plural(len(plan.trials), 'trial')}, {done} there already."]
+    size = f"{plural(len(sweep.arms), 'arm')} x {plural(len(sweep.seeds), 'seed')} = "
+    if len(sweep.arms) * len(sweep.seeds) != len(plan.trials):  # not every setting of a search gets every seed
+        size = f"{plural(len(sweep.arms), 'arm')}, "
+    lines = [f"Sweep {sweep.name}: {size}{plural(len(plan.trials), 'trial')}, {done} there already."]
     if cost.trials:
         took = f", about {duration(cost.seconds)} one at a time" if cost.seconds is not None else ""
         lines.append(
             f"To do: {plural(cost.trials, 'trial')}, {plural(cost.iterations, 'iteration')}, {cost.trajectories} "
             f"trajectories, {plural(cost.updates, 'optimizer step')}{took}."
         )
+    lines += _competition(sweep)
     if not brief:
         lines += ["", *_table(plan), "", *_bases(plan)]
     if plan.leaving:
@@ -38,6 +43,28 @@ def describe(plan: Plan, brief: bool = False) -> str:
     lines += [str(note) for note in plan.notes if note.accepted is not None]
     lines += [f"Note: {fault}" for fault in plan.lacking]
     return "\n".join(lines)
+
+
+def _competition(sweep: Sweep) -> list[str]:
+    """What a search and a scheduler do beyond the trials that are known now."""
+    lines = []
+    if sweep.search.kind != "grid":
+        search, known = sweep.search, sum(arm.name.startswith("#") for arm in sweep.arms)
+        how = "random search" if search.kind == "random" else f"Optuna ({search.sampler})"
+        seeds = f"{search.first_seeds} to {len(sweep.seeds)}" if search.first_seeds else str(len(sweep.seeds))
+        lines.append(
+            f"Search: {search.trials} settings by {how}, {known} proposed so far, {seeds} seeds each; better: "
+            f"{', '.join(f'{name} {better(name)}' for name in search.objectives)}."
+        )
+    if sweep.scheduler.kind != "fifo":
+        cfg, kind = sweep.trials[0].cfg, sweep.scheduler.kind
+        at = ", ".join(map(str, rungs(sweep.scheduler, cfg.train.iterations, cfg.eval.every)[:-1]))
+        rule = f"one in {sweep.scheduler.factor} goes on" if kind == "asha" else "who is below the median ends"
+        lines.append(
+            f"Scheduler {kind}: settings are compared by {sweep.scheduler.metric} at iterations {at}; {rule}, so that "
+            f"less may run than is counted here."
+        )
+    return lines
 
 
 def _table(plan: Plan) -> list[str]:
@@ -99,7 +126,7 @@ def _bases(plan: Plan) -> list[str]:
 def plan_here(sweep: Sweep, home: Path, address: str | None = None) -> Plan:
     """The plan, with what this machine has not of the resources that it asks for."""
     faults = [] if address else local.lacking(sweep.cpus, sweep.gpus, sweep.memory_gb)
-    return replace(make_plan(sweep, home), lacking=tuple(faults))
+    return replace(make_plan(with_proposals(sweep, home), home), lacking=tuple(faults))
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
