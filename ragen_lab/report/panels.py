@@ -132,7 +132,7 @@ def search_panels(search: Searched | None) -> list[Panel]:
     """How a search went: the settings in their order and, for several objectives, one against another."""
     if search is None or not any(each.values for each in search.settings):
         return []
-    signs = "Circles: settings to their end; open: ended by the scheduler; diamonds: the best; crosses: a constraint missed."
+    signs = "Circle: to its end; open circle: ended by the scheduler; diamond: the best; cross: a constraint missed."
     first = search.objectives[0][0]
     found = [panel(first, f"{first} of every proposal, and the best so far. {signs}", figures_search.progress(search))]
     if len(search.objectives) > 1:
