@@ -16,7 +16,7 @@ from ragen_lab.sweep.spec import Sweep
 
 
 def describe(plan: Plan, brief: bool = False) -> str:
-    """The plan in words. ``brief``: without the table of trials."""
+    """The plan in words. ``brief``: without the table of trials, and of an accepted warning only why."""
     sweep, cost = plan.sweep, plan.cost
     done = len(plan.trials) - cost.trials
     size = f"{plural(len(sweep.arms), 'arm')} x {plural(len(sweep.seeds), 'seed')} = "
@@ -40,7 +40,9 @@ def describe(plan: Plan, brief: bool = False) -> str:
         )
     lines += [f"Left out: {told}" for told in sweep.left_out]
     lines += [f"Note ({note.rule}): {note}" for note in plan.notes if note.accepted is None]
-    lines += [str(note) for note in plan.notes if note.accepted is not None]
+    for note in plan.notes:
+        if note.accepted is not None:
+            lines.append(f"Accepted ({note.rule}): {note.accepted}" if brief else str(note))
     lines += [f"Note: {fault}" for fault in plan.lacking]
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ from ragen_lab.errors import ConfigError
 from ragen_lab.runs import View
 from ragen_lab.sweep import controls, lint
 from ragen_lab.sweep.plan import Plan, plan_of
+from ragen_lab.sweep.plan_text import describe
 from ragen_lab.sweep.rules import RULES
 from ragen_lab.sweep.spec import Sweep, load_sweep
 
@@ -211,6 +212,9 @@ def test_an_accepted_warning_keeps_its_text_and_its_reason(sweep_of: Make, write
     assert str(notes["seeds"]).endswith(" Why: a trial")
     assert notes["optimizer_steps"].accepted is None
     assert str(notes["seeds"]) in plan(sweep).warnings  # and so in the report
+    assert str(notes["seeds"]) in describe(plan(sweep))
+    assert "Accepted (seeds): a trial" in describe(plan(sweep), brief=True).splitlines()
+    assert "Note (optimizer_steps): axes.filter.keep_ratio also" in describe(plan(sweep), brief=True)
 
 
 def test_an_accept_that_matches_nothing_is_a_fault(write: Write) -> None:
