@@ -196,6 +196,7 @@ class MLflowMirror:
     _parent: str = ""
     _children: dict[str, _Child] = field(default_factory=dict)
     _replaced: list[str] = field(default_factory=list)
+    _waiting: dict[str, tuple[Run, int]] = field(default_factory=dict)  # without a row yet
     name = "MLflow"
 
     @property
@@ -216,8 +217,15 @@ class MLflowMirror:
             with mlflow_errors(self.uri):
                 if not self._parent:
                     self._find()
+                self._waiting = {}
                 for position, run in enumerate(runs):
-                    self._write(run, (positions or {}).get(run.trial_id, position))
+                    place = (positions or {}).get(run.trial_id, position)
+                    # MLflow fixes the start of a run when it is made: made before its first row, a trial would seem
+                    # to take as long as the sweep.
+                    if run.rows or run.trial_id in self._children or run.status not in ("pending", "running"):
+                        self._write(run, place)
+                    else:
+                        self._waiting[run.trial_id] = run, place
                 for trial_id in set(left) & set(self._children):
                     child = self._children[trial_id]
                     if child.tags.get(LEFT) != "true":
@@ -226,15 +234,25 @@ class MLflowMirror:
         except TrackingError:
             self._client, self._parent, self._children, self._replaced = None, "", {}, []
             raise
+        return self._run_ids()
+
+    def _run_ids(self) -> dict[str, str]:
         return {trial_id: child.run_id for trial_id, child in self._children.items()}
 
-    def end(self, status: str) -> None:
-        """Mark the sweep's own run as FINISHED, FAILED or KILLED, and drop what has been replaced since."""
+    def end(self, status: str) -> dict[str, str]:
+        """Mark the sweep's own run as FINISHED, FAILED or KILLED, and drop what has been replaced since.
+
+        Trials that never had a row get their runs now. Returns what ``flush`` does.
+        """
         if self._client is not None and self._parent:
             with mlflow_errors(self.uri):
+                for run, place in self._waiting.values():
+                    self._write(run, place)
+                self._waiting = {}
                 while self._replaced:
                     self._delete(self._replaced.pop())
                 self._client.set_terminated(self._parent, status)
+        return self._run_ids()
 
     def forget(self) -> None:
         """Delete what MLflow holds of this sweep of this home, before it is rebuilt."""
@@ -302,8 +320,9 @@ class MLflowMirror:
         client = self._client
         params = {path: param_to_text(value) for path, value in run.params.items()}
         child = self._children.get(run.trial_id)
-        if child is not None and child.params != params:
-            # Parameters are immutable in MLflow, and a sweep may ask for more iterations or another
+        empty = child is not None and child.mirrored < 0 and len(run.rows) > 0  # made at the end of an earlier session
+        if child is not None and (child.params != params or empty):
+            # Parameters and the start are immutable in MLflow, and a sweep may ask for more iterations or another
             # stopping policy later: its view of the trial is then a new run. The old one goes when that is written.
             client.set_tag(child.run_id, REPLACED, "true")
             self._replaced.append(child.run_id)

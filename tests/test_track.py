@@ -386,6 +386,24 @@ def test_another_view_of_a_trial_is_another_run(server: Path) -> None:
     assert client.get_run(old).info.lifecycle_stage == "deleted"
 
 
+def test_a_run_begins_with_its_first_row(server: Path) -> None:
+    """MLflow cannot move a run's start: a trial that waits gets its run at the end, and a new one once it has rows."""
+    uri, client = default_uri(server), open_mlflow(default_uri(server))
+    waits, works = a_run(0, status="pending"), a_run(2, seed=1)
+    first = mirror(server, "begins")
+    assert set(first.flush([waits, works])) == {works.trial_id}
+    ids = first.end("KILLED")
+    assert set(ids) == {waits.trial_id, works.trial_id}
+    assert client.get_run(ids[works.trial_id]).info.start_time == 1.7e12
+    assert [run.status for run in from_mlflow(uri, "begins")] == ["pending", "running"]
+    again = mirror(server, "begins")
+    again.flush([a_run(3, status="finished"), works])
+    later = again.end("FINISHED")
+    assert later[works.trial_id] == ids[works.trial_id]
+    assert client.get_run(later[waits.trial_id]).info.start_time == 1.7e12
+    assert client.get_run(ids[waits.trial_id]).info.lifecycle_stage == "deleted"
+
+
 def test_a_trial_that_left_its_sweep_keeps_its_run(server: Path) -> None:
     uri, client = default_uri(server), open_mlflow(default_uri(server))
     stays, goes = a_run(3, status="finished"), a_run(3, seed=1, status="finished")
