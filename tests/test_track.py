@@ -21,7 +21,6 @@ from ragen_lab.config import RunConfig
 from ragen_lab.errors import CheckpointError, ConfigError, HomeError, TrackingError, TrialLocked
 from ragen_lab.mirror import (
     MLflowMirror,
-    compare_pages,
     default_uri,
     metric_name,
     mlflow_errors,
@@ -29,6 +28,7 @@ from ragen_lab.mirror import (
     param_from_text,
     param_to_text,
     serve_ui,
+    sweep_pages,
     uri_fault,
 )
 from ragen_lab.runs import Run, from_mlflow
@@ -415,7 +415,7 @@ def test_a_trial_that_left_its_sweep_keeps_its_run(server: Path) -> None:
     assert (run.info.lifecycle_stage, run.info.status) == ("active", "FINISHED")
     assert (run.data.tags["left_sweep"], run.data.tags["status"]) == ("true", "finished")
     assert [each.trial_id for each in from_mlflow(uri, "left")] == [stays.trial_id]
-    assert ids[goes.trial_id] not in compare_pages(uri)["left"]
+    assert ids[goes.trial_id] not in sweep_pages(uri)["left"].compare
     assert mirror(server, "left").flush([stays, goes]) == ids  # it is back
     assert [each.trial_id for each in from_mlflow(uri, "left")] == [stays.trial_id, goes.trial_id]
 
@@ -496,7 +496,7 @@ def test_the_pages_are_served_to_this_machine_only(server: Path, monkeypatch: py
 
 def test_the_compare_page_names_every_run_of_a_sweep_and_not_the_sweep_itself(server: Path) -> None:
     ids = mirror(server, "compared").flush([a_run(3), a_run(3, seed=1)])
-    page = unquote(compare_pages(default_uri(server))["compared"])
+    page = unquote(sweep_pages(default_uri(server))["compared"].compare)
     assert page.startswith("#/compare-runs?runs=[")
     named = json.loads(page.split("runs=", 1)[1].split("&")[0])
     assert sorted(named) == sorted(ids.values())
