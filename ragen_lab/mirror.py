@@ -51,7 +51,7 @@ STATUS_IN_MLFLOW = {"finished": "FINISHED", "collapsed": "FINISHED", "pruned": "
 _NOTE = (  # the description of the experiment, for whoever meets it without us
     "A sweep of ragen-lab. The run of the sweep's name holds its trials: open it with its plus sign, or filter by "
     "`tags.arm != ''` to list them. Tags: `arm` and `seed`; `status` (finished, collapsed, failed, stopped, pending) "
-    "with `stop_reason`. Parameters are the knobs of the trial. `eval/success` is the share of evaluation levels solved; "
+    "with `stop_reason`. Parameters are the knobs of the trial. `eval/success` is the share of levels solved; "
     "`eval/random`, `eval/fixed_string` and `eval/optimal` are its reference lines; `detect/` metrics are 1 while a "
     "collapse detector is in alarm. Traces are a sample of evaluation trajectories."
 )
