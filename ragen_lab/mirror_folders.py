@@ -50,8 +50,8 @@ class Mirror(Protocol):
         ``left``: trials that the sweep no longer asks for. ``positions``: places in the sweep.
         """
 
-    def end(self, status: str) -> None:
-        """The sweep is over (FINISHED, FAILED or KILLED)."""
+    def end(self, status: str) -> dict[str, str]:
+        """The sweep is over (FINISHED, FAILED or KILLED); returns what ``flush`` does."""
 
     def forget(self) -> None:
         """Delete what it holds of this sweep, before it is rebuilt."""
@@ -202,10 +202,11 @@ class TensorBoardMirror:
         if file := self._open.pop(trial_id, None):
             file.writer.close()
 
-    def end(self, status: str) -> None:
+    def end(self, status: str) -> dict[str, str]:
         with _writing(self.name, self.root):
             for trial_id in list(self._open):
                 self._close(trial_id)
+        return {}
 
     def forget(self) -> None:
         with _writing(self.name, self.root):
@@ -281,8 +282,8 @@ class WandbMirror:
             raise TrackingError(f"W&B files in {self.root} cannot be written: {error}") from error
         write_json(folder / STAMP, _stamp(run))
 
-    def end(self, status: str) -> None:
-        """Nothing is open between flushes."""
+    def end(self, status: str) -> dict[str, str]:
+        return {}  # nothing is open between flushes
 
     def forget(self) -> None:
         with _writing(self.name, self.root):

@@ -178,7 +178,7 @@ class _Hand:
         try:
             self.run_ids = self.mirror.flush(runs, places.left, places.positions)
             if last:
-                self.mirror.end(_parent_status(runs))
+                self.run_ids = self.mirror.end(_parent_status(runs))
         except TrackingError as error:
             self.behind = True
             self._stream(False, error=str(error))
@@ -229,8 +229,8 @@ def sync(home: Path, sweep: str) -> tuple[int, tuple[str, ...]]:
             for mirror in mirrors:
                 try:
                     mirror.forget()
-                    run_ids |= mirror.flush(runs)
-                    mirror.end(_parent_status(runs))
+                    mirror.flush(runs)
+                    run_ids |= mirror.end(_parent_status(runs))
                 except TrackingError as error:
                     raise TrackingError(
                         f"{error}\nThe results are safe in {home}. Start the server or mend the database, then repeat "

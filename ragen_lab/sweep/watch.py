@@ -17,9 +17,9 @@ from ragen_lab.sweep.board import SUCCESS, Board, Entry, duration, last_value, r
 from ragen_lab.track import Row
 
 # Columns in their order, with how early they give way on a narrow terminal (0 = never).
-COLUMNS = {"arm": 0, "seed": 0, "iteration": 0, "success": 1, "trend": 5, "alarms": 3, "status": 2, "time": 6,
+COLUMNS = {"arm": 0, "seed": 0, "iter": 0, "success": 1, "trend": 5, "alarms": 3, "status": 2, "time": 6,
            "left": 4, "try": 7}  # fmt: skip
-_SHORTEST_ARM = 12
+_SHORTEST_ARM = 16
 _TREND = 10  # characters
 _BLOCKS, _PLAIN = "▁▂▃▄▅▆▇█", "._-~=+*#"
 _DETECTORS = {"level": "level", "reward_std": "std", "grad_norm": "grad", "entropy": "entropy", "non_finite": "nan"}
@@ -48,6 +48,14 @@ def alarms(rows: Sequence[Row]) -> list[str] | None:
     return [name for name in judged if flags[name] == 1.0] if judged else None
 
 
+def cut_in_the_middle(text: str, width: int) -> str:
+    """Labels of arms often differ at their ends, where an ellipsis would make them look alike."""
+    if len(text) <= width:
+        return text
+    tail = width // 2
+    return f"{text[: width - tail - 1]}…{text[len(text) - tail :]}"
+
+
 def _row_of(entry: Entry, unicode: bool) -> dict[str, Text]:
     rows, iteration = entry.rows, len(entry.rows) - 1
     success, pace, seconds = last_value(rows, SUCCESS), entry.pace(), entry.seconds()
@@ -61,7 +69,7 @@ def _row_of(entry: Entry, unicode: bool) -> dict[str, Text]:
     return {
         "arm": Text(entry.trial.arm),
         "seed": Text(str(entry.trial.seed)),
-        "iteration": Text(f"{iteration if iteration >= 0 else '-'}/{entry.trial.cfg.train.iterations}"),
+        "iter": Text(f"{iteration if iteration >= 0 else '-'}/{entry.trial.cfg.train.iterations}"),
         "success": Text("" if success is None else f"{success:.3f}"),
         "trend": Text(sparkline([row[SUCCESS] for row in rows if SUCCESS in row], unicode)),
         "alarms": Text(" ".join(_DETECTORS[name] for name in on), style="yellow") if on else quiet,
@@ -73,7 +81,7 @@ def _row_of(entry: Entry, unicode: bool) -> dict[str, Text]:
 
 
 def _fitted(cells: list[dict[str, Text]], width: int) -> Table:
-    """As many columns as fit beside a readable arm; a longer arm is cut with an ellipsis."""
+    """As many columns as fit beside a readable arm."""
     needs = {name: max([len(name), *(row[name].cell_len for row in cells)]) for name in COLUMNS}
     whole = needs["arm"]
     needs["arm"] = min(whole, _SHORTEST_ARM)
@@ -86,7 +94,8 @@ def _fitted(cells: list[dict[str, Text]], width: int) -> Table:
         justify: Literal["left", "right"] = "left" if name in ("arm", "trend", "alarms", "status") else "right"
         table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", width=needs[name])
     for row in cells:
-        table.add_row(*(row[name] for name in names))
+        arm = Text(cut_in_the_middle(row["arm"].plain, needs["arm"]))
+        table.add_row(arm, *(row[name] for name in names[1:]))
     return table
 
 

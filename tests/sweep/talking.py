@@ -1,7 +1,11 @@
-"""The fake trainer, with something to say: two trajectories per evaluation are stored, as the real one does."""
+"""The fake trainer, with something to say: two trajectories per evaluation are stored, as the real one does.
+
+A file ``gate-<iteration>`` in the home holds every trial before that iteration until the file is gone.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,8 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
             return getattr(tracker, name)
 
         def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+            while (home / f"gate-{iteration}").exists():
+                time.sleep(0.05)
             tracker.trajectories(iteration, [trajectory(iteration, number) for number in range(2)])
             tracker.log(iteration, metrics)
 

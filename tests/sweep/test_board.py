@@ -15,7 +15,7 @@ from ragen_lab.runs import View
 from ragen_lab.sweep.board import Board, duration, plural
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep
-from ragen_lab.sweep.watch import Follower, alarms, sparkline, table
+from ragen_lab.sweep.watch import Follower, alarms, cut_in_the_middle, sparkline, table
 from ragen_lab.track import trial_folder
 
 Make = Callable[..., Sweep]
@@ -47,7 +47,7 @@ def test_the_live_table(sweep_of: Make, tmp_path: Path) -> None:
     write_rows(tmp_path, sweep, 1, 4)
     board.poll()
     head, *rows, foot = words_of(board)
-    assert head == "arm seed iteration success trend alarms status time left try"
+    assert head == "arm seed iter success trend alarms status time left try"
     assert rows[0] == "keep_ratio=0.25 0 3/8 0.280 ▃▃▃▃ none running 0 s 10 s 1"
     assert "keep_ratio=1.0 0 8/8 0.330 ▃▃▃▃▃▃▃▃▃ none finished (old)" in rows
     assert "keep_ratio=1.0 1 -/8 - pending" in rows
@@ -72,6 +72,12 @@ def test_detectors_in_alarm_are_named(sweep_of: Make, tmp_path: Path) -> None:
     assert alarms([{"detect/level": 0.0, "detect/grad_norm": 1.0, "detect/entropy": 1.0}]) == ["grad_norm", "entropy"]
 
 
+def test_long_arms_stay_apart() -> None:
+    assert cut_in_the_middle("keep_ratio=0.25", 12) == "keep_…o=0.25"
+    assert cut_in_the_middle("short", 5) == "short"
+    assert [len(cut_in_the_middle("x" * 50, width)) for width in (3, 16, 49)] == [3, 16, 49]
+
+
 def test_sparklines() -> None:
     assert sparkline([0.0, 0.5, 0.99, 1.0]) == "▁▅██"
     assert sparkline([0.0, math.nan, 1.0], unicode=False) == ".x#"
@@ -92,9 +98,9 @@ def test_no_line_is_wider_than_the_terminal(sweep_of: Make, tmp_path: Path, widt
     lines = lines_of(board, width)
     assert max(len(line) for line in lines) <= width
     assert len(lines) == 2 + len(sweep.trials)  # none is wrapped
-    assert lines[0].split()[:3] == ["arm", "seed", "iteration"]
+    assert lines[0].split()[:3] == ["arm", "seed", "iter"]
     assert any(" 3/8" in line for line in lines)
-    wanted = {30: "iteration", 40: "success", 60: "alarms", 80: "trend", 100: "try"}[width]
+    wanted = {30: "iter", 40: "success", 60: "alarms", 80: "time", 100: "try"}[width]
     assert wanted in lines[0].split()
 
 

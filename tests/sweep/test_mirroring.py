@@ -303,8 +303,11 @@ def test_a_server_killed_and_restarted_lacks_nothing_and_holds_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     uri, home = f"http://127.0.0.1:{port}", tmp_path / "home"
+    home.mkdir()
+    gates = [home / "gate-7", home / "gate-15"]
+    for gate in gates:
+        gate.write_text("")
     monkeypatch.setattr(mirroring, "FLUSH_SECONDS", 0.5)
-    monkeypatch.setenv("FAKE_SLEEP", "1.0")
     kill = server()
     events: list[dict[str, Any]] = []
 
@@ -312,11 +315,12 @@ def test_a_server_killed_and_restarted_lacks_nothing_and_holds_nothing_twice(
         return [event["state"] for event in events if event["event"] == "mirror"]
 
     def fault() -> None:
-        """Kill the server once it holds something, and start it again once the driver has noticed."""
-        for wanted, then in (("current", kill), ("behind", server)):
-            while wanted not in states():
+        """Kill the server once it holds something, let trials go on without it, start it again, let them end."""
+        for state, then, gate in zip(("current", "behind"), (kill, server), gates, strict=True):
+            while state not in states():
                 time.sleep(0.1)
             then()
+            gate.unlink()
 
     trouble = threading.Thread(target=fault, daemon=True)
     trouble.start()
