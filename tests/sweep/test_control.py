@@ -41,8 +41,12 @@ def rows_of(home: Path, sweep: str = "tested") -> dict[str, Any]:
 def running(tmp_path: Path, file: Path, home: Path, engine: str, rows: int = 5) -> subprocess.Popen[str]:
     """A driver with some rows behind it."""
     driver = start_driver(tmp_path, file, home, engine, sleep=0.4)
-    wait_for(lambda: sum(calls(home).values()) >= rows or driver.poll() is not None, 120)
-    assert driver.poll() is None, driver.communicate()
+    try:
+        wait_for(lambda: sum(calls(home).values()) >= rows or driver.poll() is not None, 480)
+        assert driver.poll() is None, driver.communicate()
+    except BaseException:
+        driver.kill()
+        raise
     return driver
 
 
@@ -56,8 +60,8 @@ def test_a_sweep_is_ended_from_elsewhere(
     home, file = tmp_path / "home", write()
     driver = running(tmp_path, file, home, engine)
     said: list[str] = []
-    told = control.ask(home, "tested", action, said.append)
-    _, errors = driver.communicate(timeout=30)
+    told = control.ask(home, "tested", action, said.append, patience=240)  # a busy machine
+    _, errors = driver.communicate(timeout=60)
     assert told == {"sweep": "tested", "asked": action, "was_running": True, "ended": True}
     assert f"process {driver.pid} on" in said[0]
     assert "To go on: ragen-lab again" in said[1]
