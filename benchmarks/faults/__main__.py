@@ -110,7 +110,7 @@ def inject(line: Line, seed: int, truth: Reference, takes: Length, root: Path, s
     compare_witness(session.witness(), line.damage, found.spoilt)
     compare_home(session.home, SWEEP, truth, line.damage)
     compare_mlflow(session.tracking or default_uri(session.home), session.home, SWEEP, truth, line.damage)
-    shown = message(session.said(), found.words)
+    shown = message(session.said(last=found.last), found.words)
     if shown is None:
         line.damage.faults.append(f"no message with {found.words!r}")
     line.message = line.message or shown or ""

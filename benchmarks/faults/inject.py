@@ -35,6 +35,7 @@ class Injected:
     words: str
     spoilt: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()
+    last: bool = False  # whether it is the last driver that must have said so
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def driver_kill(session: Session, chance: random.Random, length: Length) -> Inje
     left = session.quiet()
     session.kill(left)
     session.resume()
-    return Injected("there already", notes=(f"{len(left)} processes outlived it by a minute",) if left else ())
+    notes = (f"{len(left)} processes outlived it by a minute",) if left else ()
+    return Injected("there already", notes=notes, last=True)
 
 
 def worker_kill(session: Session, chance: random.Random, length: Length) -> Injected:

@@ -120,9 +120,9 @@ class Session:
         times = max(times, 4) if self.engine == "ray" else times
         self.calls = self.finish(times)
 
-    def said(self) -> str:
-        """Everything that the drivers said, in order."""
-        files = [self.folder / f"said-{number}.txt" for number in range(len(self.drivers))]
+    def said(self, last: bool = False) -> str:
+        """Everything that the drivers said, in order; of the last one only, if so asked."""
+        files = [self.folder / f"said-{number}.txt" for number in range(len(self.drivers))][-1 if last else 0 :]
         return "".join(file.read_text(errors="replace") for file in files)
 
     def witness(self) -> list[str]:
