@@ -81,7 +81,7 @@ def length(design: str, engine: str, root: Path, seconds: float) -> Length:
     """What an undisturbed sweep takes under an engine."""
     session = Session(root / f"length-{design}-{engine}", design, engine, seconds, template=root / TEMPLATE)
     began = time.monotonic()
-    session.finish(1)
+    session.resume()
     rows = sum(each.startswith("row") for each in session.witness())
     return Length(time.monotonic() - began, rows)
 
@@ -106,10 +106,11 @@ def inject(line: Line, seed: int, truth: Reference, takes: Length, root: Path, s
     line.seconds.append(time.monotonic() - began)
     line.times += 1
     line.damage.faults += found.notes
+    line.damage.faults += [f"the command was repeated {session.calls} times"] * (session.calls > 1)
     compare_witness(session.witness(), line.damage, found.spoilt)
     compare_home(session.home, SWEEP, truth, line.damage)
     compare_mlflow(session.tracking or default_uri(session.home), session.home, SWEEP, truth, line.damage)
-    shown = message(session.said(), found.words)
+    shown = message(session.said(last=found.last), found.words)
     if shown is None:
         line.damage.faults.append(f"no message with {found.words!r}")
     line.message = line.message or shown or ""

@@ -35,6 +35,7 @@ class Injected:
     words: str
     spoilt: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()
+    last: bool = False  # whether it is the last driver that must have said so
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class CannotInject(Exception):
 
 
 def nothing(session: Session, chance: random.Random, length: Length) -> Injected:
-    session.finish(1)
+    session.resume()
     return Injected("Everything is in")
 
 
@@ -67,8 +68,9 @@ def driver_kill(session: Session, chance: random.Random, length: Length) -> Inje
     driver.wait()
     left = session.quiet()
     session.kill(left)
-    session.finish(1)
-    return Injected("there already", notes=(f"{len(left)} processes outlived it by a minute",) if left else ())
+    session.resume()
+    notes = (f"{len(left)} processes outlived it by a minute",) if left else ()
+    return Injected("there already", notes=notes, last=True)
 
 
 def worker_kill(session: Session, chance: random.Random, length: Length) -> Injected:
@@ -98,7 +100,7 @@ def ray_kill(session: Session, chance: random.Random, length: Length) -> Injecte
         driver.wait()
         notes = ("the driver hung for 120 s and had to be killed",)
     session.kill(session.quiet(20))
-    session.finish(2)
+    session.resume(2)
     return Injected("Ray", notes=notes)
 
 
@@ -129,7 +131,7 @@ def _signalled(session: Session, chance: random.Random, length: Length, numbers:
     left = session.quiet(30)
     notes += [f"{len(left)} processes were left"] if left else []
     session.kill(left)
-    session.finish(1)
+    session.resume()
     return Injected("Interrupted|Everything is in", notes=tuple(notes))
 
 
@@ -138,7 +140,7 @@ def two_drivers(session: Session, chance: random.Random, length: Length) -> Inje
     _let_run(first, chance.uniform(0, length.seconds / 2))
     second = session.start()
     codes = sorted([first.wait(300), second.wait(300)])
-    session.finish(1)
+    session.resume()
     return Injected("being worked on by", notes=() if codes == [0, 1] else (f"exit codes {codes}",))
 
 
@@ -156,7 +158,7 @@ def mlflow_restart(session: Session, chance: random.Random, length: Length) -> I
         time.sleep(chance.uniform(1, 8))
     with _server(session.folder / "server.db", port):
         _end(session, driver)
-        session.finish(1)
+        session.resume()
     session.tracking = f"sqlite:///{session.folder / 'server.db'}"  # read back without the server
     return Injected("MLflow at|Everything is in")
 
@@ -178,7 +180,7 @@ def _locked(session: Session, chance: random.Random, length: Length, name: str) 
     holder.execute("ROLLBACK")
     holder.close()
     _end(session, driver)
-    session.finish(1)
+    session.resume()
     return Injected("Everything is in")
 
 
@@ -210,7 +212,7 @@ def _full(session: Session, order: dict[str, object] | None, after: float = 0.0)
         driver.wait(300)
         said = session.said()
         (session.home / "filler").unlink(missing_ok=True)
-        session.finish(2)
+        session.resume(2)
         # The measurement must not need the small disk.
         kept = session.folder / "kept"
         shutil.copytree(session.home, kept)
@@ -250,7 +252,7 @@ def checkpoint_truncated(session: Session, chance: random.Random, length: Length
             spoilt.append((run.trial_id, iteration))
     if not spoilt:
         raise RuntimeError("no trial had two checkpoints at that moment; try another seed")
-    session.finish(1)
+    session.resume()
     return Injected("cannot be used: damaged or missing", tuple(spoilt))
 
 
@@ -293,7 +295,7 @@ def _clock(session: Session, chance: random.Random, length: Length, jump: str) -
     temporary.write_text(f"{jump}\n")
     temporary.replace(file)
     driver.wait(300)
-    session.finish(1)
+    session.resume()
     text = "".join(each.read_text() for each in session.home.glob("trials/*/metrics.jsonl"))
     stamps = [float(line.split('"timestamp": ')[1].split(",")[0]) for line in text.splitlines()]
     jumped = max(stamps) - min(stamps) > 86400
@@ -326,7 +328,7 @@ def _ordered(session: Session, kind: str, words: str) -> Injected:
     (session.folder / ORDER).write_text(json.dumps({"kind": kind, "iteration": 5}))
     driver = session.start()
     _end(session, driver)
-    session.finish(1)
+    session.resume()
     done = (session.folder / CLAIMED).exists()
     return Injected(words, notes=() if done else ("it never came to that",))
 

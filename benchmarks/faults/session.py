@@ -60,6 +60,7 @@ class Session:
     home: Path = field(init=False)
     template: Path | None = None  # an empty MLflow database: to make one takes seconds, and is no part of any fault
     mlflow: bool = True
+    calls: int = 0  # how often the command had to be repeated
     tracking: str | None = None  # MLflow's address; None = the database of the home
     environment: dict[str, str] = field(default_factory=dict)
     drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -113,9 +114,15 @@ class Session:
                 return count
         raise RuntimeError(f"the sweep did not end well in {times} calls: {self.said()[-1500:]}")
 
-    def said(self) -> str:
-        """Everything that the drivers said, in order."""
-        files = [self.folder / f"said-{number}.txt" for number in range(len(self.drivers))]
+    def resume(self, times: int = 1) -> None:
+        """The same command, until it ends well. Ray may need more calls on a busy machine: its daemons have 30 s to
+        start, and the message says so."""
+        times = max(times, 4) if self.engine == "ray" else times
+        self.calls = self.finish(times)
+
+    def said(self, last: bool = False) -> str:
+        """Everything that the drivers said, in order; of the last one only, if so asked."""
+        files = [self.folder / f"said-{number}.txt" for number in range(len(self.drivers))][-1 if last else 0 :]
         return "".join(file.read_text(errors="replace") for file in files)
 
     def witness(self) -> list[str]:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
-from ragen_lab.mirror import default_uri
+from ragen_lab.mirror import MLflowMirror, default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import local
 from ragen_lab.sweep.desk import Desk, Event, InOrder
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import LEDGER_VERSION, Ledger
-from ragen_lab.sweep.mirroring import sync
+from ragen_lab.sweep.mirroring import Mirroring, sync
 from ragen_lab.sweep.spec import Sweep, load_sweep, one_run
 from ragen_lab.track import locked
 from tests.sweep.conftest import calls, numbers, start_driver
@@ -178,6 +178,34 @@ def test_an_interrupt_leaves_a_resumable_sweep(write: Callable[..., Path], tmp_p
     again.communicate()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_after_the_training(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Who cannot wait for MLflow need not: told in plain words, and the next call writes what is missing."""
+    flush, leave, end = MLflowMirror.flush, Mirroring.__exit__, threading.Event()
+
+    def slow(*args: Any, **more: Any) -> Any:
+        end.wait(30)
+        return flush(*args, **more)
+
+    def leaving(*args: Any) -> None:
+        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        leave(*args)
+
+    monkeypatch.setattr(MLflowMirror, "flush", slow)
+    monkeypatch.setattr(Mirroring, "__exit__", leaving)
+    finished, text = drive(sweep_of(mlflow=True, seeds=1))
+    assert finished.exit_code == 130
+    assert "lacks the newest results" in text
+    assert "Interrupted" in text
+    monkeypatch.undo()
+    end.set()
+    again, _ = drive(sweep_of(mlflow=True, seeds=1))
+    assert again.exit_code == 0
+    assert all(trial["reused"] and trial["mlflow_run_id"] for trial in again.result["trials"])
+
+
 def test_a_budget_ends_a_sweep_without_a_fault(sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SLEEP", "0.3")
     finished, text = drive(sweep_of(budget__minutes=0.03), workers=1)
@@ -278,6 +306,11 @@ def test_gpus_are_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local.slots(1, 1) == ["0", "1", "2", "3"]
     assert local.slots(1, 2) == ["0,1", "2,3"]
     assert local.slots(2, 0.5) == ["0", "0", "1", "1"]
+    monkeypatch.setattr(local, "memory", lambda: 20.0)
+    assert local.slots(1, 0, memory_gb=8) == local.slots(1, 0, 5, memory_gb=8) == ["", ""]
+    assert local.slots(1, 1, memory_gb=8) == ["0", "1"]
+    with pytest.raises(ValueError, match=r"resources.memory_gb: 21 per trial, but this machine has 20"):
+        local.slots(1, 0, memory_gb=21)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ValueError, match=r"resources.gpus: 1 per trial, but 0 are visible"):
         local.slots(1, 1)
@@ -430,7 +463,8 @@ def test_a_ledger_of_version_1_is_brought_up(sweep_of: Make, drive: Drive, tmp_p
         database.executescript(
             "DROP VIEW runs; DROP TABLE proposals; ALTER TABLE sweep_trials DROP COLUMN left_at;"
             "ALTER TABLE sweep_trials DROP COLUMN until; ALTER TABLE sweep_trials DROP COLUMN pruned_at;"
-            "ALTER TABLE sweep_trials DROP COLUMN pruned_why; PRAGMA user_version = 1;"
+            "ALTER TABLE sweep_trials DROP COLUMN pruned_why; ALTER TABLE sweeps DROP COLUMN search;"
+            "PRAGMA user_version = 1;"
             "CREATE VIEW runs AS SELECT t.sweep, t.position, t.trial_id, trials.config_id, t.arm, t.seed, t.iterations,"
             " t.on_collapse, t.config, t.mlflow_run_id FROM sweep_trials AS t"
             " JOIN trials ON trials.trial_id = t.trial_id;"

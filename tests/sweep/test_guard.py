@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ragen_lab.sweep.drive import Finished
-from ragen_lab.sweep.guard import KILLED_FILE, last_words, resident
+from ragen_lab.sweep.guard import KILLED_FILE, Limits, Overdue, last_words, resident
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import run_trial
-from ragen_lab.track import LOG_FILE, read_done, trial_folder
+from ragen_lab.track import LOG_FILE, METRICS_FILE, read_done, trial_folder
 from tests.sweep.conftest import calls
 from tests.sweep.test_worker import request_of
 
@@ -109,6 +109,23 @@ def test_odd_exceptions(sweep_of: Make, tmp_path: Path, kind: str, words: str, c
     assert "in _odd" in (folder / LOG_FILE).read_text()
     assert run_trial(request).status == "finished"
     assert set(calls(tmp_path).values()) == {1}
+
+
+def test_a_stopped_process_is_ended_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard in a stopped process cannot act: the driver does, later, by changes of files and the monotonic clock."""
+    now = [1000.0]
+    monkeypatch.setattr("ragen_lab.sweep.guard.time.monotonic", lambda: now[0])
+    overdue = Overdue(tmp_path, Limits(hang_minutes=1.0))
+    assert not overdue()
+    now[0] += 119
+    (tmp_path / METRICS_FILE).write_text("a row")
+    assert not overdue()
+    now[0] += 119
+    assert not overdue()
+    now[0] += 2  # 1.5 minutes and what a fresh process needs to start
+    assert overdue()
+    assert last_words(tmp_path) == ("hung", 0)
+    assert not Overdue(tmp_path, Limits())()
 
 
 def test_last_words(tmp_path: Path) -> None:

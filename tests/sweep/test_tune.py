@@ -65,6 +65,12 @@ def test_a_cluster_that_lacks_what_a_trial_asks_for(sweep_of: Make, tmp_path: Pa
     (fault,) = tune.lacking(nodes, 4, 1)
     assert "4 CPUs and 1 GPUs per trial" in fault
     assert "4 CPUs and 0 GPUs; 2 CPUs and 1 GPUs" in fault
+    roomy = [{"Alive": True, "Resources": {"CPU": 8.0, "memory": 16e9}}]
+    assert tune.places(roomy, 1, 0) == 8
+    assert tune.places(roomy, 1, 0, 5.0) == 3
+    (fault,) = tune.lacking(roomy, 1, 0, 17.0)
+    assert "17 GB per trial" in fault
+    assert "16 GB)" in fault
     assert tune.lacking([{"Alive": False, "Resources": large}], 1, 0)
 
 
