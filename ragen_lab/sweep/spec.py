@@ -181,6 +181,7 @@ def env_section(name: str, overrides: Mapping[str, Any]) -> Section:
 
 
 T = TypeVar("T")
+SHOWN = 6  # arms named of those that a constraint leaves out
 
 
 class _Resolver:
@@ -193,6 +194,7 @@ class _Resolver:
         self.notes: list[str] = []
         self.left_out: list[str] = []
         self.knob_overrides: dict[str, Any] = {}
+        self._plain_of: dict[str, dict[str, Any]] = {}
         self.whole = self._told(read_keys(self._with_page_overrides(tree, overrides)))
         self.page, self.space, faults = without_space(self.whole)
         self.faults += faults
@@ -318,10 +320,12 @@ class _Resolver:
     def _plain(self, base: dict[str, Any] | None, changes: Mapping[str, Any]) -> dict[str, Any]:
         """What every knob is where an arm does not change it; of a base that is at fault, the defaults."""
         name = {path: value for path, value in changes.items() if path == "env.name"}
-        try:
-            return leaves(apply_overrides(base or {}, name, ""))
-        except ConfigError:
-            return RunConfig().flat()
+        if (key := repr(name)) not in self._plain_of:
+            try:
+                self._plain_of[key] = leaves(apply_overrides(base or {}, name, ""))
+            except ConfigError:
+                self._plain_of[key] = RunConfig().flat()
+        return self._plain_of[key]
 
     def _axes(self, factors: list[Factor], arms: list[Arm]) -> dict[str, list[Any]]:
         if self.page.design != "list":
@@ -394,9 +398,8 @@ class _Resolver:
             except ConfigError as error:
                 of_arm.append((arm.name, error.faults))
         for broken_text, names in dropped.items():
-            self.left_out.append(
-                f"constraints: {broken_text} leaves out {len(names)} of {len(arms)} arms: {', '.join(names)}."
-            )
+            shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+            self.left_out.append(f"constraints: {broken_text} leaves out {len(names)} of {len(arms)} arms: {shown}.")
         if dropped and not kept and not of_arm:
             self.faults.append("constraints: no arm is left; loosen one of them, or change the axes.")
         base_file = self.file.parent / (self.page.base or "")

@@ -190,7 +190,7 @@ def _compute(node: ast.expr, values: Mapping[str, Any]) -> Any:
             return _CALLS[name](*(_compute(arg, values) for arg in args))
     path = path_of(node)
     if path not in values:
-        raise TieError(f"{path!r} is not a knob.")
+        raise TieError(f"{path!r} is not a knob of this run.")
     value = values[path]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TieError(f"{path} is {value!r}, not a number.")
@@ -240,7 +240,7 @@ def _operand(node: ast.expr, values: Mapping[str, Any]) -> Any:
         return _WORDS[node.id]
     if isinstance(node, (ast.Name, ast.Attribute)):
         if (path := path_of(node)) not in values:
-            raise TieError(f"{path!r} is not a knob.")
+            raise TieError(f"{path!r} is not a knob of this run.")
         return values[path]
     return compute(node, values)
 
