@@ -95,9 +95,8 @@ def main() -> None:
         database.close()
         again, again_cpu, _ = run(folder, chosen.engine, chosen.workers, chosen.seconds)
         ideal = chosen.trials * chosen.seconds / chosen.workers
-        print(
-            f"{chosen.trials} trials of {chosen.seconds:g} s, {chosen.engine}, {chosen.workers} workers, load {os.getloadavg()[0]:.1f}"
-        )
+        who = f"{chosen.engine}, {chosen.workers} workers, load {os.getloadavg()[0]:.1f}"
+        print(f"{chosen.trials} trials of {chosen.seconds:g} s, {who}")
         print(f"time: {wall:.0f} s (the trials' own seconds: {ideal:.0f}), CPU {cpu:.0f} s")
         print("memory: " + ", ".join(f"{who} {size / 1e6:.0f} MB" for who, size in peaks.items()))
         print(f"files: {len(files)}, {sum(file.stat().st_size for file in files) / 1e6:.1f} MB")
