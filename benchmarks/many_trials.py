@@ -45,10 +45,10 @@ def peak(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
-def run(folder: Path, engine: str, workers: int) -> tuple[float, float, dict[str, int]]:
+def run(folder: Path, engine: str, workers: int, seconds: float) -> tuple[float, float, dict[str, int]]:
     """(wall seconds, CPU seconds of all its processes, peak bytes of "driver", "workers" and "other")."""
     command = [sys.executable, "-m", "benchmarks.faults.driver", str(folder / "many.yaml"), str(folder / "home")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), FOLDER: str(folder), SECONDS: str(1 / ROWS)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), FOLDER: str(folder), SECONDS: str(seconds / ROWS)}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     with (folder / "said.txt").open("ab") as said:
         driver = subprocess.Popen([*command, engine, str(workers)], env=environment, stderr=said, cwd=folder)
@@ -78,12 +78,13 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=500)
     parser.add_argument("--engine", choices=["local", "ray"], default="local")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a trial; 0 leaves only what it costs beside")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="many-") as name:
         folder = Path(name)
         (folder / "base.yaml").write_text(BASE)
         (folder / "many.yaml").write_text(page(chosen.trials))
-        wall, cpu, peaks = run(folder, chosen.engine, chosen.workers)
+        wall, cpu, peaks = run(folder, chosen.engine, chosen.workers, chosen.seconds)
         home = folder / "home"
         files = [file for file in home.rglob("*") if file.is_file()]
         with sqlite3.connect(home / "mlflow.db") as database:
@@ -92,11 +93,10 @@ def main() -> None:
                 for table in ("runs", "metrics", "params", "tags")
             }
         database.close()
-        again, again_cpu, _ = run(folder, chosen.engine, chosen.workers)
-        ideal = chosen.trials / chosen.workers
-        print(
-            f"{chosen.trials} trials of 1 s, {chosen.engine}, {chosen.workers} workers, load {os.getloadavg()[0]:.1f}"
-        )
+        again, again_cpu, _ = run(folder, chosen.engine, chosen.workers, chosen.seconds)
+        ideal = chosen.trials * chosen.seconds / chosen.workers
+        who = f"{chosen.engine}, {chosen.workers} workers, load {os.getloadavg()[0]:.1f}"
+        print(f"{chosen.trials} trials of {chosen.seconds:g} s, {who}")
         print(f"time: {wall:.0f} s (the trials' own seconds: {ideal:.0f}), CPU {cpu:.0f} s")
         print("memory: " + ", ".join(f"{who} {size / 1e6:.0f} MB" for who, size in peaks.items()))
         print(f"files: {len(files)}, {sum(file.stat().st_size for file in files) / 1e6:.1f} MB")

@@ -261,7 +261,8 @@ def _cluster(address: str | None, scratch: Path) -> Iterator[None]:
         ray.shutdown()
         where = "on this machine" if address is None else f"at {address}"
         raise HomeError(
-            f"Ray could not be started {where}: {str(error).splitlines()[0]}. Sweeps run without it too: add --local."
+            f"Ray could not be started {where}: {str(error).splitlines()[0].rstrip('.')}. On a busy machine, try again "
+            f"later. Sweeps run without Ray too: add --local."
         ) from error
     try:
         yield
