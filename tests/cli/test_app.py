@@ -92,7 +92,7 @@ def test_check_plan_and_report_load_nothing_heavy(write: Write, cli: Callable[..
 
 def test_every_command_has_help_with_an_example() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    known = "sweep run check report list eval ui sync show doctor import prune"
+    known = "sweep run check report list eval ui sync show dashboard doctor import prune"
     assert set(known.split()) == set(commands)
     for name, command in commands.items():
         assert "ragen-lab " + name in (command.help or ""), name
