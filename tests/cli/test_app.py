@@ -236,7 +236,7 @@ def test_check(write: Write, cli: Callable[..., Any]) -> None:
         (["eval", "--env", "bandit", "--actions", "5"], ["not built in this version", "--reference"]),
         (["report", "tested"], ["holds no sweeps yet"]),
         (["ui"], ["no MLflow database"]),
-        (["sweep"], ["Missing argument"]),
+        (["sweep"], ["name a sweep page", "--status"]),
         (["swep"], ["No such command"]),
     ],
 )
