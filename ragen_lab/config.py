@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from ragen_lab.errors import ConfigError
-from ragen_lab.page import scan_page
+from ragen_lab.page import scan_experiment
 from ragen_lab.sections import (
     ENV_SECTIONS,
     PUBLISHED,
@@ -71,7 +71,7 @@ class RunConfig(Section):
     def identity(self) -> dict[str, Any]:
         """The flat leaves that can change this run's numbers and are not at their default."""
         leaves = dict(_identity_leaves(self))
-        if "linear" in (self.optim.schedule, self.algo.entropy_schedule):  # only then the horizon reaches the numbers
+        if horizon_knobs(self):
             leaves["train.iterations"] = self.train.iterations
         leaves["env.name"] = self.env.name
         return leaves
@@ -84,6 +84,12 @@ class RunConfig(Section):
         """The trial id without the seed: equal for all replicates of one arm."""
         leaves = {path: value for path, value in self.identity().items() if path != "seed"}
         return _digest({**leaves, "schema": SCHEMA_VERSION})
+
+
+def horizon_knobs(cfg: RunConfig) -> list[str]:
+    """The knobs by which train.iterations reaches the numbers: with one of them a longer run is another run."""
+    schedules = {"optim.schedule": cfg.optim.schedule, "algo.entropy_schedule": cfg.algo.entropy_schedule}
+    return [path for path, value in schedules.items() if value == "linear"]
 
 
 def _digest(value: Any) -> str:
@@ -113,7 +119,7 @@ def _identity_leaves(section: Section, prefix: str = "") -> list[tuple[str, Any]
         extra = info.json_schema_extra
         counts = not isinstance(extra, dict) or extra.get("identity", True)
         if counts and value != info.default:
-            leaves.append((f"{prefix}{name}", value))
+            leaves.append((f"{prefix}{name}", value + 0.0 if isinstance(value, float) else value))  # -0.0 is 0.0
     return leaves
 
 
@@ -457,8 +463,11 @@ def steps_vary(cfg: RunConfig) -> bool:
 
 
 def load(path: str | Path, overrides: dict[str, Any] | None = None) -> RunConfig:
-    """Read an experiment page. Raises ConfigError that names the file and every dotted path at fault."""
-    tree, twice = scan_page(path)
+    """Read an experiment page and what it inherits from its ``base``.
+
+    Raises ConfigError that names the file and every dotted path at fault.
+    """
+    tree, twice = scan_experiment(path)
     try:
         cfg = build(apply_overrides(tree, overrides or {}, str(path)), str(path))
     except ConfigError as error:

@@ -9,29 +9,34 @@ from ragen_lab.config import RunConfig, keeps_all, steps_per_iteration
 
 def inert_knobs(cfg: RunConfig) -> list[str]:
     """Knobs set away from their default that cannot change this run: one sentence each (pitfall 18)."""
-    leaves = cfg.identity()
-    notes: list[str] = []
+    return [note for _, note in inert(cfg)]
 
-    def inert(prefix: str, why: str) -> None:
+
+def inert(cfg: RunConfig) -> list[tuple[str, str]]:
+    """The same with the knob's dotted path before each sentence."""
+    leaves = cfg.identity()
+    notes: list[tuple[str, str]] = []
+
+    def idle(prefix: str, why: str) -> None:
         for path in leaves:
             if path == prefix or path.startswith(prefix + "."):
-                notes.append(f"{path} = {leaves[path]!r} has no effect: {why}")
+                notes.append((path, f"{path} = {leaves[path]!r} has no effect: {why}"))
 
     if cfg.policy.model != "tiny":
-        inert("policy.tiny", "policy.model is not 'tiny'.")
-        inert("policy.warm_start", "only the tiny model is warm-started.")
-    _inert_filter(cfg, inert)
-    _inert_algo(cfg, inert)
+        idle("policy.tiny", "policy.model is not 'tiny'.")
+        idle("policy.warm_start", "only the tiny model is warm-started.")
+    _inert_filter(cfg, idle)
+    _inert_algo(cfg, idle)
     if cfg.reward.reasoning == "none":
-        inert("reward.reasoning_weight", "reward.reasoning is none.")
+        idle("reward.reasoning_weight", "reward.reasoning is none.")
     elif not cfg.prompt.think or cfg.reward.reasoning_weight == 0:
-        inert("reward.reasoning", "there is no think text to reward (prompt.think), or reward.reasoning_weight is 0.")
+        idle("reward.reasoning", "there is no think text to reward (prompt.think), or reward.reasoning_weight is 0.")
     if cfg.reward.length_penalty == 0:
-        inert("reward.length_free", "reward.length_penalty is 0.")
+        idle("reward.length_free", "reward.length_penalty is 0.")
     if cfg.eval.mutual_information_every == 0:
-        inert("eval.mutual_information_prompts", "eval.mutual_information_every is 0.")
+        idle("eval.mutual_information_prompts", "eval.mutual_information_every is 0.")
     if cfg.optim.updates_per_rollout is not None:
-        inert("optim.minibatch", "optim.updates_per_rollout decides the split.")
+        idle("optim.minibatch", "optim.updates_per_rollout decides the split.")
     return notes
 
 

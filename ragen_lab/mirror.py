@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
-from ragen_lab.track import locked
+from ragen_lab.mirror_traces import delete_traces, write_traces
+from ragen_lab.provenance import redact
+from ragen_lab.track import locked, read_system, read_trajectories
 
 if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
     from mlflow.tracking import MlflowClient
@@ -44,6 +46,15 @@ LEFT, REPLACED = "left_sweep", "replaced"  # tags of runs that a sweep no longer
 _BATCH = 900  # MLflow takes 1000 metrics per call
 STATUS_IN_MLFLOW = {"finished": "FINISHED", "collapsed": "FINISHED", "pruned": "KILLED", "stopped": "KILLED",
                     "failed": "FAILED", "pending": "SCHEDULED", "running": "RUNNING"}  # fmt: skip
+
+
+_NOTE = (  # the description of the experiment, for whoever meets it without us
+    "A sweep of ragen-lab. The run of the sweep's name holds its trials: open it with its plus sign, or filter by "
+    "`tags.arm != ''` to list them. Tags: `arm` and `seed`; `status` (finished, collapsed, failed, stopped, pending) "
+    "with `stop_reason`. Parameters are the knobs of the trial. `eval/success` is the share of levels solved; "
+    "`eval/random`, `eval/fixed_string` and `eval/optimal` are its reference lines; `detect/` metrics are 1 while a "
+    "collapse detector is in alarm. Traces are a sample of evaluation trajectories."
+)
 
 
 def default_uri(home: Path) -> str:
@@ -94,8 +105,8 @@ def uri_fault(uri: str) -> str | None:
     else:
         why = f"begins with {scheme!r}, which MLflow does not know"
     return (
-        f"{uri!r} {why}. Allowed: http://HOST:PORT, https://HOST, sqlite:////folder/mlflow.db or another database "
-        f"({', '.join(_SCHEMES[3:6])})."
+        f"{redact(uri)!r} {why}. Allowed: http://HOST:PORT, https://HOST, sqlite:////folder/mlflow.db or another "
+        f"database ({', '.join(_SCHEMES[3:6])})."
     )
 
 
@@ -161,7 +172,7 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         reason = reason.partition(" with exception ")[0]  # what follows is the inside of a library
         reason = textwrap.shorten(reason, 300, placeholder=" ...")
-        raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from error
+        raise TrackingError(redact(f"MLflow at {uri} cannot be used: {reason}")) from error
 
 
 @dataclass
@@ -194,6 +205,12 @@ class MLflowMirror:
     _parent: str = ""
     _children: dict[str, _Child] = field(default_factory=dict)
     _replaced: list[str] = field(default_factory=list)
+    _waiting: dict[str, tuple[Run, int]] = field(default_factory=dict)  # without a row yet
+    name = "MLflow"
+
+    @property
+    def place(self) -> str:
+        return redact(self.uri)
 
     def flush(
         self, runs: Sequence[Run], left: Iterable[str] = (), positions: Mapping[str, int] | None = None
@@ -209,8 +226,15 @@ class MLflowMirror:
             with mlflow_errors(self.uri):
                 if not self._parent:
                     self._find()
+                self._waiting = {}
                 for position, run in enumerate(runs):
-                    self._write(run, (positions or {}).get(run.trial_id, position))
+                    place = (positions or {}).get(run.trial_id, position)
+                    # MLflow fixes the start of a run when it is made: made before its first row, a trial would seem
+                    # to take as long as the sweep.
+                    if run.rows or run.trial_id in self._children or run.status not in ("pending", "running"):
+                        self._write(run, place)
+                    else:
+                        self._waiting[run.trial_id] = run, place
                 for trial_id in set(left) & set(self._children):
                     child = self._children[trial_id]
                     if child.tags.get(LEFT) != "true":
@@ -219,15 +243,25 @@ class MLflowMirror:
         except TrackingError:
             self._client, self._parent, self._children, self._replaced = None, "", {}, []
             raise
+        return self._run_ids()
+
+    def _run_ids(self) -> dict[str, str]:
         return {trial_id: child.run_id for trial_id, child in self._children.items()}
 
-    def end(self, status: str) -> None:
-        """Mark the sweep's own run as FINISHED, FAILED or KILLED, and drop what has been replaced since."""
+    def end(self, status: str) -> dict[str, str]:
+        """Mark the sweep's own run as FINISHED, FAILED or KILLED, and drop what has been replaced since.
+
+        Trials that never had a row get their runs now. Returns what ``flush`` does.
+        """
         if self._client is not None and self._parent:
             with mlflow_errors(self.uri):
+                for run, place in self._waiting.values():
+                    self._write(run, place)
+                self._waiting = {}
                 while self._replaced:
-                    self._client.delete_run(self._replaced.pop())
+                    self._delete(self._replaced.pop())
                 self._client.set_terminated(self._parent, status)
+        return self._run_ids()
 
     def forget(self) -> None:
         """Delete what MLflow holds of this sweep of this home, before it is rebuilt."""
@@ -235,8 +269,12 @@ class MLflowMirror:
         with mlflow_errors(self.uri):
             self._find()
             for run_id in [self._parent, *(child.run_id for child in self._children.values()), *self._replaced]:
-                self._client.delete_run(run_id)
+                self._delete(run_id)
         self._parent, self._children, self._replaced = "", {}, []
+
+    def _delete(self, run_id: str) -> None:
+        delete_traces(self.uri, self._experiment, run_id)
+        self._client.delete_run(run_id)
 
     def _open(self) -> None:
         if self._client is None:
@@ -258,6 +296,7 @@ class MLflowMirror:
             self._experiment = experiment.experiment_id
             if experiment.lifecycle_stage == "deleted":
                 client.restore_experiment(self._experiment)
+        client.set_experiment_tag(self._experiment, "mlflow.note.content", _NOTE)
         mine = f"tags.`ragen_lab.home` = '{self.home_id}'"
         found = self._search(f"{mine} and tags.`ragen_lab.role` = 'sweep'")
         if found:
@@ -291,9 +330,13 @@ class MLflowMirror:
         client = self._client
         params = {path: param_to_text(value) for path, value in run.params.items()}
         child = self._children.get(run.trial_id)
-        if child is not None and child.params != params:
-            # Parameters are immutable in MLflow, and a sweep may ask for more iterations or another
+        first = str(run.rows[0]["timestamp"]) if run.rows else ""
+        anew = child is not None and bool(first) and child.tags.get("first_row", first) != first
+        empty = child is not None and child.mirrored < 0 and len(run.rows) > 0  # made at the end of an earlier session
+        if child is not None and (child.params != params or anew or empty):
+            # Parameters and the start are immutable in MLflow, and a sweep may ask for more iterations or another
             # stopping policy later: its view of the trial is then a new run. The old one goes when that is written.
+            # So it does for a trial that was computed again from its start (its first row is another one).
             client.set_tag(child.run_id, REPLACED, "true")
             self._replaced.append(child.run_id)
             child = None
@@ -316,23 +359,27 @@ class MLflowMirror:
             for begin in range(0, len(entries), 100):
                 client.log_batch(child.run_id, params=entries[begin : begin + 100])
             self._children[run.trial_id] = child
+        system = read_system(self.home, run.trial_id) if run.params.get("track.system_metrics") else []
         points = [
             Metric(metric_name(name), value, round(row["timestamp"] * 1000), int(row["iteration"]))
-            for row in run.rows
-            if row["iteration"] > child.mirrored
+            for row in (*run.rows, *system)
+            if child.mirrored < row["iteration"] < len(run.rows)
             for name, value in row.items()
             if name not in ("iteration", "timestamp")
         ]
         for begin in range(0, len(points), _BATCH):
             client.log_batch(child.run_id, metrics=points[begin : begin + _BATCH])
         child.mirrored = max(child.mirrored, len(run.rows) - 1)
+        traced = self._trace(child, run)
         tags = {
-            "position": str(position),
+            "position": f"{position:05d}",  # MLflow sorts tags as text
             "status": run.status,
             "stop_reason": run.stop_reason or "",
             "stop_iteration": "" if run.stop_iteration is None else str(run.stop_iteration),
             "provenance": json.dumps(run.provenance),
             "mirrored_iteration": str(child.mirrored),
+            "mirrored_traces": traced,
+            "first_row": first or child.tags.get("first_row", ""),
             LEFT: "",
         }
         changed = {key: value for key, value in tags.items() if child.tags.get(key, "") != value}
@@ -341,6 +388,18 @@ class MLflowMirror:
             if "status" in changed:
                 self._set_status(child.run_id, run)
             child.tags.update(changed)
+
+    def _trace(self, child: _Child, run: Run) -> str:
+        """Show a sample of what the ended trial stored; what to note, so that it is done once."""
+        before, count = child.tags.get("mirrored_traces", ""), int(run.params.get("track.traces", 0))
+        if run.status in ("running", "pending") or not run.rows or not (count or before):
+            return before
+        now = f"{count} up to iteration {len(run.rows) - 1}"
+        if now != before:
+            stored = [each for each in read_trajectories(self.home, run.trial_id) if each["iteration"] < len(run.rows)]
+            times = [row["timestamp"] for row in run.rows]
+            write_traces(self.uri, self._experiment, child.run_id, stored, times, count)
+        return now
 
     def _set_status(self, run_id: str, run: Run) -> None:
         status = STATUS_IN_MLFLOW[run.status]
@@ -351,27 +410,47 @@ class MLflowMirror:
             self._client.update_run(run_id, status=status)
 
 
-def compare_pages(uri: str) -> dict[str, str]:
-    """Sweep -> the address, below the server's, of the MLflow page that sets its runs side by side.
+@dataclass(frozen=True)
+class SweepPages:
+    """Addresses, below the server's, of the MLflow pages that show a sweep."""
 
-    Raises TrackingError where the database cannot be read.
-    """
+    runs: str  # one line per trial: the plain list folds them under the sweep's own run
+    success: str  # eval/success over iterations, one curve per trial
+    compare: str  # parameters and last metrics side by side
+
+
+def sweep_pages(uri: str) -> dict[str, SweepPages]:
+    """Sweep -> its pages. Raises TrackingError where the database cannot be read."""
     client = open_mlflow(uri)
-    pages: dict[str, str] = {}
+    pages: dict[str, SweepPages] = {}
     with mlflow_errors(uri):
         for experiment in client.search_experiments():
             runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
             ids = [run.info.run_id for run in runs if "mlflow.parentRunId" in run.data.tags and current(run.data.tags)]
             if ids:
-                words = [quote(json.dumps(value, separators=(",", ":"))) for value in (ids, [experiment.experiment_id])]
-                pages[experiment.name] = f"#/compare-runs?runs={words[0]}&experiments={words[1]}"
+                these = f"runs={_quoted(ids)}&experiments={_quoted([experiment.experiment_id])}"
+                metric = _quoted("eval/success")
+                pages[experiment.name] = SweepPages(
+                    f"#/experiments/{experiment.experiment_id}/runs?searchFilter={quote(_TRIALS)}"
+                    f"&orderByKey={quote('tags.`position`')}&orderByAsc=true",
+                    f"#/metric?{these}&metric={metric}&plot_metric_keys=%5B{metric}%5D&x_axis=step"
+                    f"&y_axis_scale=linear&line_smoothness=1&show_point=true",
+                    f"#/compare-runs?{these}",
+                )
     return pages
+
+
+_TRIALS = "tags.arm != ''"
+
+
+def _quoted(value: Any) -> str:
+    return quote(json.dumps(value, separators=(",", ":")))
 
 
 def serve_ui(home: Path, port: int, say: Callable[[str], None]) -> int:
     """Serve the MLflow pages of a home on the loopback interface until interrupted; the exit code.
 
-    ``say`` is told the address and the compare page of each sweep (MLflow folds a sweep's runs under one line).
+    ``say`` is told the address and the pages of each sweep.
     Raises HomeError where there is nothing to show.
     """
     file = home / "mlflow.db"
@@ -388,8 +467,10 @@ def serve_ui(home: Path, port: int, say: Callable[[str], None]) -> int:
                "--uvicorn-opts", "--log-level warning"]  # fmt: skip
     address = f"http://127.0.0.1:{port}"
     say(f"MLflow: {address} (Ctrl-C to end)")
-    for sweep, page in compare_pages(default_uri(home)).items():
-        say(f"Compare the runs of {sweep}: {address}/{page}")
+    for sweep, pages in sweep_pages(default_uri(home)).items():
+        say(f"{sweep}, its trials: {address}/{pages.runs}")
+        say(f"{sweep}, success over iterations: {address}/{pages.success}")
+        say(f"{sweep}, compared: {address}/{pages.compare}")
     # A session of its own: the server is two processes, and both must go when we are told to.
     server = subprocess.Popen(command, env=environment, start_new_session=True)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

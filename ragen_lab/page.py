@@ -67,6 +67,48 @@ def scan_page(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     return tree, faults
 
 
+def scan_experiment(path: str | Path, chain: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[str]]:
+    """An experiment page with the pages that it names as ``base`` below it, as ``scan_page`` returns one page.
+
+    What a page says goes before what its base says, key by key; another ``env.name`` drops the base's whole ``env``.
+    Raises ConfigError as ``scan_page`` does, and for a circle of bases.
+    """
+    file = Path(path)
+    tree, faults = scan_page(file)
+    base = tree.pop("base", None)
+    if base is None:
+        return tree, faults
+    if not isinstance(base, str):
+        return tree, [*faults, f"base: got {base!r}; give the path of an experiment page, relative to this one."]
+    chain = (*chain, file.resolve())
+    below = file.parent / base
+    if below.resolve() in chain:
+        circle = " -> ".join(page.name for page in (*chain[chain.index(below.resolve()) :], below))
+        raise ConfigError(str(path), [f"base: {circle} go round in a circle; remove one of them."])
+    try:
+        inherited, theirs = scan_experiment(below, chain)
+    except ConfigError as error:
+        below_faults = [
+            fault if fault.startswith("base:") else f"base: {error.where}: {fault}" for fault in error.faults
+        ]
+        raise ConfigError(str(path), [*faults, *below_faults]) from None
+    return _over(inherited, tree), [*faults, *(f"base: {below}: {fault}" for fault in theirs)]
+
+
+def _over(below: dict[str, Any], above: dict[str, Any], top: bool = True) -> dict[str, Any]:
+    """``below`` with the keys of ``above`` laid over it, section by section."""
+    result = dict(below)
+    for key, value in above.items():
+        under = result.get(key)
+        if not isinstance(value, dict) or not isinstance(under, dict):
+            result[key] = value
+        elif top and key == "env" and value.get("name", under.get("name")) != under.get("name"):
+            result[key] = value  # the knobs of one environment mean nothing in another
+        else:
+            result[key] = _over(under, value, top=False)
+    return result
+
+
 def read_page(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError for a page that ``scan_page`` finds fault with."""
     tree, faults = scan_page(path)

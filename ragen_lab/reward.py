@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ragen_lab.env.grounding import Scene, Verdict, judge
+from ragen_lab.env.grounding import Statement, Verdict, score
 from ragen_lab.sections import RewardSection
 from ragen_lab.trajectory import Trajectory, TrajectoryGroup, Turn
 
@@ -17,8 +17,11 @@ def turn_penalty(format_ok: bool, section: RewardSection) -> float:
     return 0.0 if format_ok else -section.format_penalty
 
 
-# reward.reasoning -> the judge of a think text, given the board before and after the turn; None: nobody judges.
-REASONING: dict[str, Callable[[str, Scene, Scene], Verdict] | None] = {"none": None, "grounded": judge}
+# reward.reasoning -> what a think text's statements earn, given the base rate of each; None: nothing.
+REASONING: dict[str, Callable[[Verdict, Callable[[Statement], float]], float] | None] = {
+    "none": None,
+    "grounded": score,
+}
 
 
 def length_cost(tokens: int, section: RewardSection) -> float:

@@ -24,10 +24,10 @@ from ragen_lab.config import RunConfig
 from ragen_lab.detect import replay
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import current, metric_from_mlflow, mlflow_errors, open_mlflow, param_from_text
+from ragen_lab.provenance import redact
 from ragen_lab.track import (
     LOCK_FILE,
     METRICS_FILE,
-    TRAJECTORIES_FILE,
     Row,
     is_locked,
     list_checkpoints,
@@ -249,25 +249,20 @@ def from_home(home: Path, sweep: str) -> RunTable:
     return RunTable(tuple(runs))
 
 
-def read_trajectories(home: Path, trial_id: str) -> list[dict[str, Any]]:
-    """The stored sample of a trial's trajectories, oldest first; each names its "iteration"."""
-    file = trial_folder(home, trial_id) / TRAJECTORIES_FILE
-    if not file.is_file():
-        return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
-
-
 def run_of(
     view: View, cfg: RunConfig, sweep: str, arm: str, provenance: dict[str, Any], mlflow_run_id: str | None = None
 ) -> Run:
-    """A view of a trial with the names that a sweep gives it."""
+    """A view of a trial with the names that a sweep gives it, fit to be shown: no password in an address."""
+    params = cfg.flat()
+    if params["track.mlflow_uri"]:
+        params["track.mlflow_uri"] = redact(params["track.mlflow_uri"])
     return Run(
         trial_id=cfg.trial_id(),
         config_id=cfg.config_id(),
         sweep=sweep,
         arm=arm,
         seed=cfg.seed,
-        params=cfg.flat(),
+        params=params,
         rows=view.rows,
         status=view.status,
         stop_iteration=view.stop_iteration,
@@ -313,6 +308,8 @@ def _run_from_mlflow(client: Any, entry: Any, sweep: str) -> Run:
     tags = entry.data.tags
     rows: dict[int, Row] = {}
     for name in entry.data.metrics:
+        if name.startswith("system/"):  # of the process, not of the run: no row holds them
+            continue
         for point in client.get_metric_history(entry.info.run_id, name):
             row = rows.setdefault(point.step, {"iteration": point.step, "timestamp": point.timestamp / 1000})
             row[name] = metric_from_mlflow(point.value)

@@ -299,6 +299,11 @@ class TrainSection(Section):
     threads: Count = knob(1, "torch threads of a trial.")
     checkpoint_every: Count = knob(10, "Iterations between checkpoints.", identity=False)
     keep_checkpoints: Count = knob(2, "Newest checkpoints kept.", identity=False)
+    keep_also: list[Literal["best", "before-alarm"]] = knob(
+        [],
+        "Checkpoints kept beside the newest: 'best' (evaluation success), 'before-alarm' (the last before trouble).",
+        identity=False,
+    )
     check: Literal["strict", "warn", "off"] = knob(
         "warn",
         "Check the first update (ratio 1, KL 0, entropy, sampler, groups): 'strict' stops, 'warn' logs, or 'off'.",
@@ -380,6 +385,22 @@ class TrackSection(Section):
     )
     mlflow: bool = knob(True, "Mirror runs into MLflow.", identity=False)
     trajectories: int = knob(4, "Evaluation trajectories stored as text per evaluation.", identity=False, ge=0)
+    traces: int = knob(
+        2,
+        "Stored trajectories per trial shown as MLflow traces, from the first to the last evaluation; 0 = none.",
+        identity=False,
+        ge=0,
+        le=100,
+    )
+    system_metrics: bool = knob(
+        False, "Record the worker's CPU use and memory per iteration (system.jsonl, and MLflow).", identity=False
+    )
+    tensorboard: bool = knob(
+        False, "Mirror runs into TensorBoard event files in the home (extra: tensorboard).", identity=False
+    )
+    wandb: bool = knob(
+        False, "Mirror runs into offline runs of Weights & Biases in the home (extra: wandb).", identity=False
+    )
 
 
 ENV_SECTIONS: dict[str, type[Section]] = {

@@ -13,26 +13,23 @@ import json
 import logging
 import math
 import os
-import platform
+import resource
 import shutil
 import socket
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TextIO, TypeVar
 
-from ragen_lab import __version__
+from ragen_lab import provenance
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import CheckpointError, HomeError, TrialLocked
+from ragen_lab.keep import worth_keeping
 from ragen_lab.sections import SCHEMA_VERSION
-
-if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
-    pass
 
 T = TypeVar("T")
 Row = dict[str, float]
@@ -41,9 +38,11 @@ log = logging.getLogger(__name__)
 TRIALS_FOLDER = "trials"
 METRICS_FILE = "metrics.jsonl"
 TRAJECTORIES_FILE = "trajectories.jsonl"
+SYSTEM_FILE = "system.jsonl"
 DONE_FILE = "DONE.json"
 LOCK_FILE = "lock"
 LOG_FILE = "log.txt"
+PROVENANCE_FILE = "provenance.json"
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,10 @@ class Outcome:
     status: Literal["finished", "collapsed", "paused"]
     iteration: int
     reason: str | None = None
+
+
+class Paused(Exception):
+    """Ends a trial at a checkpoint because it was asked to rest; the same request goes on from there."""
 
 
 class Tracker(Protocol):
@@ -126,6 +129,22 @@ def read_rows(file: Path) -> list[Row]:
     return rows
 
 
+def read_trajectories(home: Path, trial_id: str) -> list[dict[str, Any]]:
+    """The stored sample of a trial's trajectories, oldest first; each names its "iteration"."""
+    file = trial_folder(home, trial_id) / TRAJECTORIES_FILE
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def read_system(home: Path, trial_id: str) -> list[Row]:
+    """What was recorded of the trial's process (track.system_metrics), oldest first; empty where nothing was."""
+    file = trial_folder(home, trial_id) / SYSTEM_FILE
+    if not file.is_file():
+        return []
+    return [decode_row(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
 def write_text(file: Path, text: str) -> None:
     """Replace a file whole or not at all, even when the power fails."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
@@ -177,19 +196,15 @@ def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]
     Waits up to ``wait`` seconds. Raises TrialLocked that names the holder, HomeError where no lock can be made.
     """
     deadline = time.monotonic() + wait
+    handle = _open_lock(file)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle = file.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise HomeError(
-            f"the lock {file} cannot be made: {error}. Make the folder writable, or move away what stands in its "
-            f"place, and repeat the command; or name another folder with --home."
-        ) from error
-    with handle:
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                if _is_at(handle, file):
+                    break
+                handle.close()  # while we waited the folder was moved aside: that lock is no longer this one
+                handle = _open_lock(file)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     handle.seek(0)
@@ -204,6 +219,26 @@ def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]
         handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         handle.flush()
         yield
+    finally:
+        handle.close()
+
+
+def _open_lock(file: Path) -> TextIO:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise HomeError(
+            f"the lock {file} cannot be made: {error}. Make the folder writable, or move away what stands in its "
+            f"place, and repeat the command; or name another folder with --home."
+        ) from error
+
+
+def _is_at(handle: TextIO, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(file: Path) -> bool:
@@ -230,7 +265,9 @@ def write_done(
     cause: str | None = None,
 ) -> None:
     """Say how the last session in this folder ended. ``cause``: of a failure, in one word, where it is known."""
-    done = {"status": status, "iteration": iteration, "reason": reason, "error": error, "ended": _now()}
+    ended = _now()
+    _end_session(folder, ended)  # before DONE.json, which says that all is there
+    done = {"status": status, "iteration": iteration, "reason": reason, "error": error, "ended": ended}
     if cause:
         done["cause"] = cause
     write_json(folder / DONE_FILE, done)
@@ -245,71 +282,75 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-_PACKAGES = ("torch", "transformers", "numpy", "ray", "mlflow")
+def write_provenance(folder: Path, from_iteration: int, command: str = "", seed: int | None = None) -> None:
+    """Add this session to provenance.json: every stretch of iterations names the code that computed it.
 
-
-def code_version() -> dict[str, Any]:
-    """Which code ran: our version, the commit of the checkout it lies in (if any), and the libraries."""
-    packages = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    root = Path(__file__).resolve().parent.parent
-    commit = dirty = None
-    if (root / ".git").exists():
-        commit = _git(root, "rev-parse", "HEAD")
-        changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-        dirty = None if changes is None else bool(changes)
-    return {
-        "ragen_lab": __version__,
-        "schema": SCHEMA_VERSION,
-        "commit": commit,
-        "uncommitted_changes": dirty,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        **packages,
+    Beside it lie what the session refers to by name: the lock of installed packages and, where the checkout had
+    uncommitted changes, their patch. ``command``: what the user typed.
+    """
+    packages, patch = provenance.lock(), provenance.source().patch
+    session = {
+        "from_iteration": from_iteration,
+        "started": _now(),
+        "ended": None,
+        **provenance.code_version(),
+        "command": provenance.redact(command),
+        "seed": seed,
+        "packages": _beside(folder, "packages", packages, ".txt"),
+        "patch": None if patch is None else _beside(folder, "uncommitted", patch, ".patch"),
     }
+    write_json(folder / PROVENANCE_FILE, [*_sessions(folder), session])
 
 
-def _git(root: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+def _beside(folder: Path, stem: str, text: str, ending: str) -> str:
+    name = provenance.named_by_content(stem, text, ending)
+    if not (folder / name).exists():
+        write_text(folder / name, text)
+    return name
 
 
-def write_provenance(folder: Path, from_iteration: int) -> None:
-    """Add this session to provenance.json: every stretch of iterations names the code that computed it."""
-    sessions = read_json(folder / "provenance.json") or []
-    sessions.append({"from_iteration": from_iteration, "started": _now(), **code_version()})
-    write_json(folder / "provenance.json", sessions)
+def _sessions(folder: Path) -> list[dict[str, Any]]:
+    found = read_json(folder / PROVENANCE_FILE)
+    return found if isinstance(found, list) else []
+
+
+def _end_session(folder: Path, ended: str) -> None:
+    """A session that was killed, machine and all, keeps an end of null: nobody was there to see it."""
+    sessions = _sessions(folder)
+    if sessions and sessions[-1].get("ended") is None:
+        sessions[-1]["ended"] = ended
+        write_json(folder / PROVENANCE_FILE, sessions)
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
-    """The newest session, with the number of sessions and of code versions that made this trial."""
-    sessions = read_json(folder / "provenance.json") or []
+    """The newest session, with the number of sessions and of code versions that made this trial.
+
+    ``code_versions`` counts uncommitted changes too: the same commit with another patch is other code.
+    """
+    sessions = _sessions(folder)
     if not sessions:
         return {}
-    commits = {(session.get("ragen_lab"), session.get("commit")) for session in sessions}
-    return {**sessions[-1], "sessions": len(sessions), "code_versions": len(commits)}
+    versions = {tuple(session.get(key) for key in ("ragen_lab", "commit", "patch")) for session in sessions}
+    return {**sessions[-1], "sessions": len(sessions), "code_versions": len(versions)}
 
 
 # --- trackers -------------------------------------------------------------------------------------
 
 
 class FolderTracker:
-    """A trial folder. ``notes`` collects what a user should hear about (a damaged checkpoint)."""
+    """A trial folder. ``notes`` collects what a user should hear about (a damaged checkpoint).
 
-    def __init__(self, folder: Path, cfg: RunConfig) -> None:
-        self.folder, self.cfg = folder, cfg
+    ``pause``: while this file exists, the trial ends at its next checkpoint (``Paused``).
+    """
+
+    def __init__(self, folder: Path, cfg: RunConfig, pause: Path | None = None) -> None:
+        self.folder, self.cfg, self.pause = folder, cfg, pause
         self.notes: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
         self._claim()
         self.rows = read_rows(folder / METRICS_FILE)
         self._tidy = False
+        self._clocks = time.monotonic(), time.process_time()
 
     def _claim(self) -> None:
         """Refuse a folder that holds another config's run, whatever its name says."""
@@ -317,7 +358,7 @@ class FolderTracker:
         file = self.folder / "config.json"
         stored = read_json(file)
         if stored is None and not file.exists():
-            write_json(file, {**mine, "config": self.cfg.model_dump()})
+            write_json(file, {**mine, "config": _without_secrets(self.cfg.model_dump())})
         elif not isinstance(stored, dict):  # torn is not absent: whose rows are these?
             raise CheckpointError(
                 f"{file} cannot be read, so nobody knows whose run this folder holds. Move the folder away (the "
@@ -355,19 +396,38 @@ class FolderTracker:
         """Keep the first ``count`` rows, and of the trajectories what belongs to them."""
         del self.rows[count:]
         write_text(self.folder / METRICS_FILE, "".join(encode_row(row) + "\n" for row in self.rows))
-        samples = self.folder / TRAJECTORIES_FILE
-        if samples.exists():
-            kept = [line for line in samples.read_text(encoding="utf-8").split("\n")[:-1] if _sampled_at(line) < count]
-            write_text(samples, "".join(line + "\n" for line in kept))
+        for samples in (self.folder / TRAJECTORIES_FILE, self.folder / SYSTEM_FILE):
+            if samples.exists():
+                lines = samples.read_text(encoding="utf-8").split("\n")[:-1]
+                write_text(samples, "".join(line + "\n" for line in lines if _sampled_at(line) < count))
         self._tidy = True
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         if not self._tidy:
             self._cut(len(self.rows))  # a line torn by a kill must not run into the next one
         row = _row(self.rows, iteration, metrics)
+        if self.cfg.track.system_metrics:  # before the row, which says that all of its iteration is there
+            sampled = {"iteration": iteration, "timestamp": row["timestamp"], **self._system()}
+            with (self.folder / SYSTEM_FILE).open("a", encoding="utf-8") as handle:
+                handle.write(encode_row(sampled) + "\n")
         with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as handle:
             handle.write(encode_row(row) + "\n")
         self.rows.append(row)
+
+    def _system(self) -> Row:
+        """CPU use since the last row, and memory. Of the process: a kept worker may hold more than this trial."""
+        before, self._clocks = self._clocks, (time.monotonic(), time.process_time())
+        wall, cpu = (now - then for now, then in zip(self._clocks, before, strict=True))
+        unit = 1 if sys.platform == "darwin" else 1024  # the system's own unit of ru_maxrss
+        found = {
+            "system/cpu_percent": 100 * cpu / wall if wall > 0 else 0.0,  # of one core: 200 = two cores busy
+            "system/peak_rss_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
+        }
+        pages = Path("/proc/self/statm")
+        if pages.exists():
+            held = int(pages.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+            found["system/rss_megabytes"] = held / 1e6
+        return found
 
     def checkpoint(self, iteration: int, save: Callable[[Path], None]) -> None:
         parent = self.folder / "checkpoints"
@@ -385,13 +445,29 @@ class FolderTracker:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         _fsync_folder(parent)
-        for _, old in list_checkpoints(self.folder)[: -self.cfg.train.keep_checkpoints]:
-            shutil.rmtree(old)
+        self._drop_old()
+        if self.pause is not None and self.pause.exists():
+            raise Paused
+
+    def _drop_old(self) -> None:
+        train, found = self.cfg.train, dict(list_checkpoints(self.folder))
+        wanted = worth_keeping(self.rows, sorted(found), train.keep_also, self.cfg.detect.vote_window)
+        for iteration in sorted(found)[: -train.keep_checkpoints]:
+            if iteration not in wanted:
+                shutil.rmtree(found[iteration])
 
     def trajectories(self, iteration: int, texts: list[dict[str, Any]]) -> None:
         with (self.folder / TRAJECTORIES_FILE).open("a", encoding="utf-8") as handle:
             for text in texts:
                 handle.write(json.dumps({"iteration": iteration, **text}, ensure_ascii=False) + "\n")
+
+
+def _without_secrets(config: dict[str, Any]) -> dict[str, Any]:
+    """The config for the trial folder, which may be handed on: an address may hold a password."""
+    track = {
+        key: provenance.redact(value) if isinstance(value, str) else value for key, value in config["track"].items()
+    }
+    return {**config, "track": track}
 
 
 class MemoryTracker:

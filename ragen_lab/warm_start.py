@@ -42,6 +42,7 @@ _ONE_SHOT = _HELD_OUT_WORDS | {"countdown"}  # one action ends the episode
 _LEVEL_SEED = 2**33  # warm-start levels: far above the level seeds that training draws
 # The players' own limits. They are not the run's: arms that differ in their budgets share one start.
 _TURNS, _ACTIONS, _ACTIONS_PER_TURN = 5, 10, 3
+_CAREFUL = "one action a turn"  # where the ice slips: a plan of several steps is out of date after the first slide
 
 DIGEST_FILE = "weights.sha256"  # beside the weights that the package ships
 
@@ -56,13 +57,19 @@ def key(cfg: RunConfig) -> dict[str, Any]:
     """
     env = _changed(cfg.env)
     env.pop("eval_levels", None)
-    return {
+    found = {
         "version": VERSION,
         "tiny": _changed(cfg.policy.tiny),
         "warm_start": _changed(cfg.policy.warm_start),
         "env": {**env, "name": cfg.env.name},
         "context": _context(cfg),
     }
+    return {**found, "players": _CAREFUL} if _careful(cfg) else found
+
+
+def _careful(cfg: RunConfig) -> bool:
+    """Whether the players look before every step (an entry of the key, so that other starts keep theirs)."""
+    return getattr(cfg.env, "slip", 0.0) > 0
 
 
 def _changed(section: Section) -> dict[str, Any]:
@@ -184,8 +191,9 @@ def _play_episode(cfg: RunConfig, rng: np.random.Generator, index: int) -> Chat:
     observation = env.reset(seed, int(rng.integers(2**31)))
     chat = Chat(env.rules(), think)
     actions_left = _ACTIONS
-    for _ in range(_TURNS):
-        count = int(rng.integers(1, _ACTIONS_PER_TURN + 1))
+    turns, most = (_ACTIONS, 1) if _careful(cfg) else (_TURNS, _ACTIONS_PER_TURN)
+    for _ in range(turns):
+        count = int(rng.integers(1, most + 1))
         if expert:
             demonstration = env.demonstrate()
             actions = demonstration.actions[:count] or (str(rng.choice(env.actions())),)

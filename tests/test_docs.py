@@ -13,7 +13,10 @@ from ragen_lab.config import knobs
 from ragen_lab.detect import DETECTORS
 from ragen_lab.findings.registry import FINDINGS
 from ragen_lab.metrics import METRICS
+from ragen_lab.runs import View
 from ragen_lab.sections import ENV_SECTIONS
+from ragen_lab.sweep.plan import plan_of
+from ragen_lab.sweep.spec import load_sweep
 
 ROOT = Path(__file__).parent.parent
 HANDBOOK = (ROOT / "docs" / "handbook.md").read_text()
@@ -42,6 +45,19 @@ def test_the_handbook_names_every_command():
 def test_the_handbook_names_every_finding():
     for number in FINDINGS:
         assert re.search(rf"^\| {number} \|", HANDBOOK, re.M), number
+
+
+def test_the_page_of_the_handbook_is_a_page(tmp_path):
+    """Its example resolves, and what it accepts is there to be accepted."""
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    block = re.search(r"```yaml\n(name: .*?)```", HANDBOOK, re.S)
+    page = tmp_path / "sweeps" / "page.yaml"
+    page.write_text(block.group(1))
+    sweep = load_sweep(page)
+    plan = plan_of(sweep, lambda trial: View(False, "pending"))
+    assert len(sweep.arms) == 5
+    assert {note.rule for note in plan.notes if note.accepted} == set(sweep.accept)
 
 
 def test_links_between_pages_lead_somewhere():

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ragen_lab import warm_start
 from ragen_lab.config import load
 from ragen_lab.inert import inert_knobs
+from ragen_lab.runs import View
+from ragen_lab.sweep.lint import lint
+from ragen_lab.sweep.plan import plan_of
 from ragen_lab.sweep.spec import load_sweep
 from ragen_lab.track import MemoryTracker
 from ragen_lab.train import train
@@ -36,6 +40,23 @@ def test_every_sweep_loads_and_its_trials_differ(page):
     assert len(ids) == len({t.arm for t in sweep.trials}) * len({t.seed for t in sweep.trials})
 
 
+@pytest.mark.parametrize("page", SWEEPS, ids=lambda p: p.stem)
+def test_every_warning_of_a_shipped_sweep_is_justified_on_its_page(page):
+    """And every justification has its warning: an accept that matches nothing is a fault."""
+    notes = plan_of(load_sweep(page), lambda trial: View(False, "pending")).notes
+    assert [str(note) for note in notes if note.accepted is None] == []
+    assert all(len(note.accepted) > 20 for note in notes)
+
+
+def test_each_finding_has_a_shipped_sweep_with_all_it_needs():
+    """The controls of a finding are on one page of its own, without an accepted gap."""
+    for name, number in (("baselines", 1), ("filter_ratio", 4), ("responses_per_prompt", 5), ("action_budget", 5),
+                         ("rollout_frequency", 5), ("reasoning", 6)):  # fmt: skip
+        sweep = load_sweep(ROOT / "sweeps" / f"{name}.yaml")
+        assert number in sweep.findings
+        assert not [note for note in lint(sweep) if note.rule.startswith("finding_")], name
+
+
 @pytest.mark.parametrize("page", [p for p in EXPERIMENTS if load(p).policy.model == "tiny"], ids=lambda p: p.stem)
 def test_every_experiment_that_fits_runs_two_iterations(page, shared_home):
     small = {
@@ -47,7 +68,7 @@ def test_every_experiment_that_fits_runs_two_iterations(page, shared_home):
         "detect.on_collapse": "continue",
     }
     cfg = load(page)
-    if cfg.env.name != "frozen_lake":  # the others have no shipped start; a full one takes minutes
+    if not warm_start.is_ready(cfg, Path("/nonexistent")):  # not shipped, and a full one takes minutes
         small |= {"policy.warm_start.episodes": 100, "policy.warm_start.epochs": 1}
     tracker = MemoryTracker()
     outcome = train(load(page, small), tracker, shared_home)

@@ -57,7 +57,15 @@ CHOSEN: dict[str, Any] = {
     "rollout.engine": "native",  # the only one built
     "prompt.style": "compact",  # the only one for the tiny model
 }
-FIXED = {"track.mlflow", "track.mlflow_uri", "rollout.engine", "prompt.style", "env.name"}
+FIXED = {
+    "track.tensorboard",
+    "track.wandb",
+    "track.mlflow",
+    "track.mlflow_uri",
+    "rollout.engine",
+    "prompt.style",
+    "env.name",
+}
 
 
 def leaves(section: Section, prefix: str = "") -> dict[str, Any]:

@@ -12,8 +12,8 @@ import pytest
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
 from ragen_lab.mirror import default_uri
-from ragen_lab.runs import Run, durable, from_home, from_mlflow, look, read_trajectories, sweep_record, view_of
-from ragen_lab.track import Row
+from ragen_lab.runs import Run, durable, from_home, from_mlflow, look, sweep_record, view_of
+from ragen_lab.track import Row, read_trajectories
 from tests.sweep.conftest import drive, importable, sweep_of, write  # noqa: F401 - fixtures
 
 CFG = RunConfig().with_overrides({"train.iterations": 20, "eval.every": 1})

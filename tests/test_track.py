@@ -21,7 +21,6 @@ from ragen_lab.config import RunConfig
 from ragen_lab.errors import CheckpointError, ConfigError, HomeError, TrackingError, TrialLocked
 from ragen_lab.mirror import (
     MLflowMirror,
-    compare_pages,
     default_uri,
     metric_name,
     mlflow_errors,
@@ -29,6 +28,7 @@ from ragen_lab.mirror import (
     param_from_text,
     param_to_text,
     serve_ui,
+    sweep_pages,
     uri_fault,
 )
 from ragen_lab.runs import Run, from_mlflow
@@ -386,6 +386,24 @@ def test_another_view_of_a_trial_is_another_run(server: Path) -> None:
     assert client.get_run(old).info.lifecycle_stage == "deleted"
 
 
+def test_a_run_begins_with_its_first_row(server: Path) -> None:
+    """MLflow cannot move a run's start: a trial that waits gets its run at the end, and a new one once it has rows."""
+    uri, client = default_uri(server), open_mlflow(default_uri(server))
+    waits, works = a_run(0, status="pending"), a_run(2, seed=1)
+    first = mirror(server, "begins")
+    assert set(first.flush([waits, works])) == {works.trial_id}
+    ids = first.end("KILLED")
+    assert set(ids) == {waits.trial_id, works.trial_id}
+    assert client.get_run(ids[works.trial_id]).info.start_time == 1.7e12
+    assert [run.status for run in from_mlflow(uri, "begins")] == ["pending", "running"]
+    again = mirror(server, "begins")
+    again.flush([a_run(3, status="finished"), works])
+    later = again.end("FINISHED")
+    assert later[works.trial_id] == ids[works.trial_id]
+    assert client.get_run(later[waits.trial_id]).info.start_time == 1.7e12
+    assert client.get_run(ids[waits.trial_id]).info.lifecycle_stage == "deleted"
+
+
 def test_a_trial_that_left_its_sweep_keeps_its_run(server: Path) -> None:
     uri, client = default_uri(server), open_mlflow(default_uri(server))
     stays, goes = a_run(3, status="finished"), a_run(3, seed=1, status="finished")
@@ -397,7 +415,7 @@ def test_a_trial_that_left_its_sweep_keeps_its_run(server: Path) -> None:
     assert (run.info.lifecycle_stage, run.info.status) == ("active", "FINISHED")
     assert (run.data.tags["left_sweep"], run.data.tags["status"]) == ("true", "finished")
     assert [each.trial_id for each in from_mlflow(uri, "left")] == [stays.trial_id]
-    assert ids[goes.trial_id] not in compare_pages(uri)["left"]
+    assert ids[goes.trial_id] not in sweep_pages(uri)["left"].compare
     assert mirror(server, "left").flush([stays, goes]) == ids  # it is back
     assert [each.trial_id for each in from_mlflow(uri, "left")] == [stays.trial_id, goes.trial_id]
 
@@ -478,7 +496,7 @@ def test_the_pages_are_served_to_this_machine_only(server: Path, monkeypatch: py
 
 def test_the_compare_page_names_every_run_of_a_sweep_and_not_the_sweep_itself(server: Path) -> None:
     ids = mirror(server, "compared").flush([a_run(3), a_run(3, seed=1)])
-    page = unquote(compare_pages(default_uri(server))["compared"])
+    page = unquote(sweep_pages(default_uri(server))["compared"].compare)
     assert page.startswith("#/compare-runs?runs=[")
     named = json.loads(page.split("runs=", 1)[1].split("&")[0])
     assert sorted(named) == sorted(ids.values())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,9 +71,14 @@ def _options(
 
 @app.command()
 def sweep(
-    file: Annotated[Path, typer.Argument(help="The sweep page, for example sweeps/quickstart.yaml.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="The sweep page, for example sweeps/quickstart.yaml.", show_default=False)
+    ] = None,
     set_: Sets = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show trials, cost and warnings, and run nothing.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="With --plan: run 2 iterations per cost setting to estimate the time.")
+    ] = False,
     local: Annotated[bool, typer.Option("--local", help="A pool of processes on this machine instead of Ray.")] = False,
     workers: Annotated[
         int | None, typer.Option("--workers", min=0, help="Local processes; 0 = in this one, for a debugger.")
@@ -79,11 +86,26 @@ def sweep(
     address: Annotated[
         str | None, typer.Option("--address", help="A running Ray cluster; its machines must share the home.")
     ] = None,
+    rerun: Annotated[
+        str | None,
+        typer.Option("--rerun", metavar="failed|collapsed|ARM", help="Compute these trials anew; the old are kept."),
+    ] = None,
+    status: Annotated[
+        str | None, typer.Option("--status", metavar="NAME", help="Show what a sweep is doing, from any terminal.")
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option("--stop", metavar="NAME", help="End a running sweep now; repeat it to resume.")
+    ] = None,
+    pause: Annotated[
+        str | None, typer.Option("--pause", metavar="NAME", help="End a running sweep at its trials' checkpoints.")
+    ] = None,
     out: Out = None,
     as_json: AsJson = False,
     home: Home = HOME,
 ) -> None:
     """Run every arm and seed of a sweep page, then write its report. Repeat the command to resume.
+
+    A running sweep can be watched and ended by its name from another terminal.
 
     Examples:
 
@@ -92,19 +114,61 @@ def sweep(
     ragen-lab sweep sweeps/quickstart.yaml --plan --set seeds=5
 
     ragen-lab sweep sweeps/quickstart.yaml --local --set train.iterations=10 --json
+
+    ragen-lab sweep sweeps/quickstart.yaml --rerun failed
+
+    ragen-lab sweep --status quickstart
+
+    ragen-lab sweep --pause quickstart
     """
+    from ragen_lab.errors import ConfigError
+    from ragen_lab.sweep.control import choice
     from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
     from ragen_lab.sweep.plan_text import describe, plan_as_json, plan_here
     from ragen_lab.sweep.spec import load_sweep
 
+    running = {"set": set_, "plan": plan, "probe": probe, "local": local, "workers": workers is not None,
+               "address": address, "rerun": rerun, "out": out}  # fmt: skip
+    if asked := choice(file, {"status": status, "stop": stop, "pause": pause}, running):
+        _control(home, *asked, as_json)
+        return
+    assert file is not None
+    if probe and not plan:
+        raise ConfigError("--probe", ["measures how long a sweep would take and runs none of it; add --plan."])
     spec = load_sweep(file, _overrides(set_))
     if plan:
         planned = plan_here(spec, home, address)
+        if probe:
+            from ragen_lab.sweep.probe import probed
+
+            planned = probed(planned, home, lambda line: print(line, file=sys.stderr))
         print(json.dumps(plan_as_json(planned)) if as_json else describe(planned))
         return
     engine = "local" if local or workers is not None else "ray"
-    options = Options(home, engine, workers, address, _typed(), _program(), out=out)  # type: ignore[arg-type]
+    options = Options(
+        home,
+        engine,  # type: ignore[arg-type]
+        workers,
+        address,
+        _typed(rerun),
+        _program(),
+        out=out,
+        rerun=rerun,
+        events=_events(as_json),
+    )
     _finish(run_sweep(spec, options, own_terminal()), as_json)
+
+
+def _control(home: Path, action: str, name: str, as_json: bool) -> None:
+    from ragen_lab.sweep.control import ask, describe_status, status_of
+
+    if action == "status":
+        found = status_of(home, name)
+        print(json.dumps(found) if as_json else describe_status(found))
+        return
+    told = ask(home, name, action, lambda line: print(line, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps(told))
 
 
 @app.command()
@@ -122,7 +186,7 @@ def run(
     from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
     from ragen_lab.sweep.spec import one_run
 
-    options = Options(home, "local", 0, command=_typed(), program=_program(), out=out)
+    options = Options(home, "local", 0, command=_typed(), program=_program(), out=out, events=_events(as_json))
     _finish(run_sweep(one_run(file, _overrides(set_)), options, own_terminal()), as_json)
 
 
@@ -266,19 +330,78 @@ def show(
             print(f"  did: {did} (reward {turn['reward']:g}, penalty {turn['penalty']:g})")
 
 
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="HOME2", help="The home folder to import from; it is only read.")],
+    sweep: Annotated[str | None, typer.Option("--sweep", help="Only this sweep of it (default: everything).")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would come, with its bytes; copy nothing.")
+    ] = False,
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Bring trials, and their sweeps, of another home into this one; verified, and never over a trial that differs.
+
+    Examples:
+
+    ragen-lab import /mnt/cluster/.ragen-lab --dry-run
+
+    ragen-lab import ../other/.ragen-lab --sweep filter_ratio
+    """
+    from ragen_lab.sweep.transfer import as_json as plain
+    from ragen_lab.sweep.transfer import bring, describe, plan_import
+
+    found = plan_import(home, source, sweep)
+    if not dry_run:
+        print(describe(found), file=sys.stderr, flush=True)
+        found = bring(home, found, sweep)
+    print(json.dumps(plain(found)) if as_json else describe(found))
+    sys.exit(1 if found.refused else 0)
+
+
+@app.command()
+def prune(
+    sweep: Annotated[
+        str | None, typer.Argument(help="Name of a sweep (default: every trial of the home).", show_default=False)
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", metavar="last|best|before-alarm", help="What stays. May be repeated.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only say what would go.")] = False,
+    as_json: AsJson = False,
+    home: Home = HOME,
+) -> None:
+    """Delete checkpoints by a policy, with the bytes told first. Results, trajectories and logs stay.
+
+    Examples:
+
+    ragen-lab prune --keep last
+
+    ragen-lab prune filter_ratio --keep best --keep before-alarm --yes
+    """
+    from ragen_lab.sweep.prune import as_json as plain
+    from ragen_lab.sweep.prune import describe
+    from ragen_lab.sweep.prune import prune as apply
+
+    policies = keep or []
+    found = apply(home, sweep, policies, delete=yes)
+    print(json.dumps(plain(sweep, policies, found, yes)) if as_json else describe(policies, found, yes))
+
+
 @app.command()
 def sync(
     sweep: Annotated[str, typer.Argument(help="Name of a sweep in the home.")],
     home: Home = HOME,
 ) -> None:
-    """Rebuild what MLflow shows of a sweep from the home, which is the truth.
+    """Rebuild what MLflow (and TensorBoard, W&B) show of a sweep from the home, which is the truth.
 
     Example: ragen-lab sync quickstart
     """
     from ragen_lab.sweep.mirroring import sync as rebuild
 
-    count, uri = rebuild(home, sweep)
-    print(f"{count} runs of {sweep} written to {uri}")
+    count, places = rebuild(home, sweep)
+    for place in places:
+        print(f"{count} runs of {sweep} written to {place}")
 
 
 @app.command()
@@ -293,6 +416,23 @@ def ui(
     from ragen_lab.mirror import serve_ui
 
     sys.exit(serve_ui(home, port, lambda line: print(line, flush=True)))
+
+
+@app.command()
+def dashboard(
+    sweep: Annotated[str, typer.Argument(help="Name of a search in the home.")],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 8080,
+    home: Home = HOME,
+) -> None:
+    """Show a search in optuna-dashboard, where it is installed, on this machine only. Ctrl-C ends it.
+
+    Example: ragen-lab dashboard search_lr --port 8081
+    """
+    from ragen_lab.sweep.searched import dashboard as command_of
+
+    command = command_of(home, sweep, port)
+    print(f"http://127.0.0.1:{port}", flush=True)
+    os.execv(command[0], command)
 
 
 @app.command()
@@ -313,14 +453,31 @@ def doctor(as_json: AsJson = False, home: Home = HOME) -> None:
     sys.exit(0 if all(entry["ok"] for entry in found) else 1)
 
 
+def _events(as_json: bool) -> Callable[[str], None] | None:
+    """Where the events of a sweep go under --json."""
+    if not as_json:
+        return None
+    from ragen_lab.sweep.stream import to_stdout
+
+    return to_stdout()
+
+
 def _overrides(texts: list[str] | None) -> dict[str, Any]:
     from ragen_lab.sweep.spec import parse_sets
 
     return parse_sets(texts or [])
 
 
-def _typed() -> str:
-    return f"{_program()} {shlex.join(sys.argv[1:])}"
+def _typed(rerun: str | None = None) -> str:
+    """The command as it was typed, for messages, the ledger and the report: without the password of an address, and
+    without --rerun, because to repeat that would begin all over again."""
+    from ragen_lab.provenance import redact
+
+    words = sys.argv[1:]
+    if rerun is not None:
+        given = [i for i, word in enumerate(words) if word == "--rerun"]
+        words = [word for i, word in enumerate(words) if not ({i, i - 1} & set(given) or word.startswith("--rerun="))]
+    return redact(f"{_program()} {shlex.join(words)}")
 
 
 def _program() -> str:

@@ -93,7 +93,8 @@ def trajectories(
     home: Path, sweep: str, arm: str | None, seed: int | None, iteration: int | None, count: int
 ) -> list[Entry]:
     """Stored trajectories of a sweep's runs: the last stored iteration of each unless one is named."""
-    from ragen_lab.runs import from_home, read_trajectories
+    from ragen_lab.runs import from_home
+    from ragen_lab.track import read_trajectories
 
     runs = from_home(home, sweep).runs
     faults = []

@@ -14,18 +14,17 @@ read within one clause (clauses end at punctuation and at words such as 'so', 'b
 
 What an action is going to be (``i go down``, ``first step right``, ``take left``) is a plan and no statement.
 
-Scoring. A statement that a share c of all places on the board would make true earns 1 - c when it is true and
-loses c when it is false, so that speaking without looking earns nothing on average. Each statement counts once
-however often it is made, statements that contradict each other all count nothing, and a turn's sum is kept within
--1 and 1.
+Scoring. A statement whose base rate is c (how often it is true on other levels, ``base_rates.py``) earns 1 - c when it
+is true and loses c when it is false, so that speaking without looking earns nothing on average. Each statement counts
+once however often it is made, and statements that contradict each other all count nothing. A text that could earn or
+lose more than 1 is scaled down by what it could: cutting its sum off would cap its losses and so pay blind lists.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 Cell = tuple[int, int]  # row, column, from 1
@@ -73,11 +72,17 @@ class Statement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """True and false statements that counted, and the score within -1 and 1."""
+    """The statements that count, each with whether it holds (None: only part of the truth, or about nothing)."""
 
-    true: int
-    false: int
-    score: float
+    held: tuple[tuple[Statement, bool | None], ...]
+
+    @property
+    def true(self) -> int:
+        return sum(holds is True for _, holds in self.held)
+
+    @property
+    def false(self) -> int:
+        return sum(holds is False for _, holds in self.held)
 
 
 _DIRECTIONS = {
@@ -288,22 +293,24 @@ def _safe(way: Cell, scene: Scene, safe: bool) -> Said | None:
 
 
 def judge(text: str, before: Scene, after: Scene) -> Verdict:
-    """Score a reasoning text on the state that it was written about and on the state that followed."""
+    """Hold a reasoning text against the state that it was written about and the state that followed."""
     distinct = list(dict.fromkeys(statements(text, before)))
     answers: dict[tuple[object, ...], set[tuple[Cell, bool]]] = {}
     for statement in distinct:
         answers.setdefault(_question(statement, before), set()).add((statement.value, statement.holds))
-    true, false, score = 0, 0, 0.0
-    for statement in distinct:
-        if len(answers[_question(statement, before)]) > 1:
-            continue  # contradicts another one
-        scene = after if statement.later else before
-        holds, chance = _truth(statement, scene)
-        if holds is None:
-            continue
-        true, false = true + holds, false + (not holds)
-        score += 1 - chance if holds else -chance
-    return Verdict(true, false, max(-1.0, min(1.0, score)))
+    counted = [s for s in distinct if len(answers[_question(s, before)]) == 1]  # no other contradicts it
+    return Verdict(tuple((s, truth(s, after if s.later else before)) for s in counted))
+
+
+def score(verdict: Verdict, rate: Callable[[Statement], float]) -> float:
+    """What a text earns, within -1 and 1, given the base rates of its statements.
+
+    The scale depends on what is said and not on what is true, so the mean of blind speech stays zero.
+    """
+    rates = [rate(statement) for statement, _ in verdict.held]
+    scale = max(1.0, sum(rates), sum(1 - c for c in rates))
+    earned = (0.0 if holds is None else holds - c for c, (_, holds) in zip(rates, verdict.held, strict=True))
+    return sum(earned) / scale
 
 
 def _question(statement: Statement, scene: Scene) -> tuple[object, ...]:
@@ -313,47 +320,23 @@ def _question(statement: Statement, scene: Scene) -> tuple[object, ...]:
     return statement.kind, statement.noun, statement.origin, statement.later, value
 
 
-def _truth(statement: Statement, scene: Scene) -> tuple[bool | None, float]:
-    """Whether it is true (None: only part of the truth, or about nothing), and the share of cells that make it so."""
+def truth(statement: Statement, scene: Scene) -> bool | None:
+    """Whether it is true of a board; None where it is only part of the truth, or about nothing."""
     things = scene.things.get(statement.noun, ())
-    board = scene.rows * scene.columns
     if statement.kind == "cell":
-        row, column = statement.value
-        inside = 1 <= row <= scene.rows and 1 <= column <= scene.columns
-        return statement.value in things, len(things) / board if inside else 0.0
+        return statement.value in things
     origins = scene.things.get(statement.origin, ())
     if not origins or (statement.kind == "way" and not things):
-        return None, 0.0
+        return None
     if statement.kind == "next tile":
-        share = _beside(scene.rows, scene.columns, tuple(things), statement.value)
         there = any((row + statement.value[0], column + statement.value[1]) in things for row, column in origins)
-        return there == statement.holds, share if statement.holds else 1 - share
+        return there == statement.holds
     signs = {(_sign(t[0] - o[0]), _sign(t[1] - o[1])) for t in things for o in origins}
-    if statement.value in signs:
-        verdict: bool | None = True
-    else:
-        wanted = statement.value
-        part = any(all(w in (0, s) for w, s in zip(wanted, sign, strict=True)) for sign in signs)
-        verdict = None if part else False
-    return verdict, _share(scene.rows, scene.columns, tuple(origins), statement.value)
-
-
-@lru_cache(maxsize=4096)
-def _beside(rows: int, columns: int, things: tuple[Cell, ...], way: Cell) -> float:
-    """Of the cells without such a thing, the share that has one in its neighbouring cell ``way``."""
-    cells = [(r, c) for r in range(1, rows + 1) for c in range(1, columns + 1) if (r, c) not in things]
-    return sum((r + way[0], c + way[1]) in things for r, c in cells) / max(1, len(cells))
-
-
-@lru_cache(maxsize=4096)
-def _share(rows: int, columns: int, origins: tuple[Cell, ...], way: Cell) -> float:
-    """Share of the board's cells that lie ``way`` of one of the origins."""
-    good = sum(
-        any((_sign(row - o[0]), _sign(column - o[1])) == way for o in origins)
-        for row in range(1, rows + 1)
-        for column in range(1, columns + 1)
-    )
-    return good / (rows * columns)
+    wanted = statement.value
+    if wanted in signs:
+        return True
+    part = any(all(w in (0, s) for w, s in zip(wanted, sign, strict=True)) for sign in signs)
+    return None if part else False
 
 
 def _sign(number: int) -> int:

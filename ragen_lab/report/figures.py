@@ -66,7 +66,7 @@ def plain(text: object, limit: int = 0) -> str:
     return html.escape(words, quote=False)
 
 
-def _figure(**layout: Any) -> go.Figure:
+def base_figure(**layout: Any) -> go.Figure:
     figure = go.Figure()
     return _style(figure, **layout)
 
@@ -125,7 +125,7 @@ def learning_curves(
 
     The ranges are given, so that the panels of all arms share their axes.
     """
-    figure = _figure(margin={"l": 40, "r": 92, "t": 10, "b": 42}, height=height)
+    figure = base_figure(margin={"l": 40, "r": 92, "t": 10, "b": 42}, height=height)
     for line in lines:
         figure.add_trace(
             go.Scatter(
@@ -265,7 +265,7 @@ def final_success(
     # Runs of one seed sit at the same small offset in every row, so that equal values stay apart
     # and the joining lines stay readable.
     offset = {seed: 0.26 * (i / max(len(seeds) - 1, 1)) - 0.3 for i, seed in enumerate(seeds)}
-    figure = _figure(height=74 + 84 * len(arms), margin={"l": 14, "r": 22, "t": 34, "b": 44})
+    figure = base_figure(height=74 + 84 * len(arms), margin={"l": 14, "r": 22, "t": 34, "b": 44})
     for line in lines:
         figure.add_shape(
             type="line",
@@ -520,7 +520,7 @@ def signal(
     group: Sequence[Curve], arms: Sequence[str], colors: Sequence[str], log: bool, height: int = 270
 ) -> go.Figure:
     """One metric of all arms: a thin line per run, the mean over seeds in bold, ✕ where a run was called collapsed."""
-    figure = _figure(height=height, margin={"l": 54, "r": 14, "t": 8, "b": 42})
+    figure = base_figure(height=height, margin={"l": 54, "r": 14, "t": 8, "b": 42})
     finite = [v for curve in group for v in curve.values if math.isfinite(v) and (v > 0 or not log)]
     floor = min(finite, default=0.0)
     for i, arm in enumerate(arms):
@@ -572,7 +572,7 @@ def _decades(low: float, high: float) -> list[float]:
 def cost(costs: Sequence[Cost], arms: Sequence[str], colors: Sequence[str], phases: Sequence[str]) -> go.Figure:
     """Seconds per iteration: one stacked bar per arm (mean over runs), a dot per run."""
     row = {arm: len(arms) - 1 - i for i, arm in enumerate(arms)}
-    figure = _figure(height=70 + 62 * len(arms), margin={"l": 14, "r": 22, "t": 8, "b": 44}, barmode="stack")
+    figure = base_figure(height=70 + 62 * len(arms), margin={"l": 14, "r": 22, "t": 8, "b": 44}, barmode="stack")
     for k, phase in enumerate(phases):
         shown = [arm for arm in arms if any(c.arm == arm for c in costs)]
         means = {arm: [c.phases.get(phase, 0.0) for c in costs if c.arm == arm] for arm in shown}

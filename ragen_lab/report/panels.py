@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragen_lab.metrics import METRICS
-from ragen_lab.report import data, figures, words
+from ragen_lab.report import data, figures, figures_search, words
+from ragen_lab.report.searched import Searched
 from ragen_lab.report.tables import Means, Rows
 from ragen_lab.runs import RunTable
 
@@ -125,3 +126,17 @@ def cost_panels(runs: RunTable, arms: Sequence[str], colors: Sequence[str]) -> l
             figures.cost(costs, arms, colors, list(data.PHASES.values())),
         )
     ]
+
+
+def search_panels(search: Searched | None) -> list[Panel]:
+    """How a search went: the settings in their order and, for several objectives, one against another."""
+    if search is None or not any(each.values for each in search.settings):
+        return []
+    signs = "Circle: to its end; open circle: ended by the scheduler; diamond: the best; cross: a constraint missed."
+    first = search.objectives[0][0]
+    found = [panel(first, f"{first} of every proposal, and the best so far. {signs}", figures_search.progress(search))]
+    if len(search.objectives) > 1:
+        second = search.objectives[1][0]
+        caption = f"{second} against {first}. The dotted line joins the settings that none beats in both. {signs}"
+        found.append(panel(f"{first} and {second}", caption, figures_search.trade_off(search)))
+    return found

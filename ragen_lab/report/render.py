@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,8 @@ from ragen_lab.errors import HomeError
 from ragen_lab.findings.base import FindingResult, Verdict
 from ragen_lab.findings.tables import outcomes_of, standard_tables, survival_table
 from ragen_lab.metrics import METRICS
-from ragen_lab.report import data, figures, panels, tables, words
+from ragen_lab.report import data, figures, panels, searched, tables, words
+from ragen_lab.report.searched import Searched
 from ragen_lab.runs import RunTable
 
 TEMPLATE = "report.html.j2"
@@ -46,15 +47,24 @@ def write_report(
     command: str = "",
     generated: str | None = None,
     findings: Sequence[int] | None = None,
+    search: Searched | None = None,
 ) -> Path:
     """Write the report of ``sweep`` to the file ``out`` and return its path.
 
     ``findings``: numbers that the sweep's page names; they are judged first even where they cannot be tested yet.
+    ``search``: what a search of settings has found, where the sweep was one.
     ``command``: what made the runs, to be repeated by the reader. ``generated``: a time stamp, for reproducible files.
     Raises HomeError if the file cannot be written or the templates are missing.
     """
     text = report_html(
-        runs, results, sweep=sweep, warnings=warnings, command=command, generated=generated, findings=findings
+        runs,
+        results,
+        sweep=sweep,
+        warnings=warnings,
+        command=command,
+        generated=generated,
+        findings=findings,
+        search=search,
     )
     out = Path(out)
     try:
@@ -88,6 +98,7 @@ def report_html(
     command: str = "",
     generated: str | None = None,
     findings: Sequence[int] | None = None,
+    search: Searched | None = None,
 ) -> str:
     """The whole page as text."""
     parts = page_parts()
@@ -114,6 +125,7 @@ def report_html(
         "survival": panels.survival_panels(standard["Survival"], strict, arms, colors),
         "signals": panels.signal_panels(runs, arms, colors),
         "cost": panels.cost_panels(runs, arms, colors),
+        "search": panels.search_panels(search),
     }
     return page.get_template(TEMPLATE).render(
         sweep=sweep,
@@ -173,9 +185,23 @@ def report_html(
             ],
         ),
         command=command,
+        search=search,
+        search_lead=searched.lead(search) if search else "",
+        search_tables=search_tables(search, palette),
         seeds=sorted({run.seed for run in runs.runs}),
         glossary=[METRICS[name] for name in shown if name in METRICS],
     )
+
+
+def search_tables(search: Searched | None, palette: Mapping[str, str]) -> list[tables.Table]:
+    """The settings of a search, and what mattered among them."""
+    if search is None:
+        return []
+    found = [
+        tables.table("Settings, the best first", searched.setting_rows(search), palette),
+        tables.table("Share of the variance that each knob explains", searched.importance_rows(search)),
+    ]
+    return [each for each in found if each is not None]
 
 
 def spoken_to(

@@ -287,19 +287,31 @@ def code_notices(runs: RunTable) -> list[str]:
         if len(kinds) > 1:
             found.append(f"The runs were made with {len(kinds)} versions of the code ({field}: {', '.join(kinds)}).")
     if "yes" in recorded.get("uncommitted_changes", []):
-        found.append("Some runs come from a checkout with uncommitted changes: their commit is not the whole code.")
+        found.append(
+            "Some runs come from a checkout with uncommitted changes: their commit is not the whole code. The "
+            "patch is in their trial folders."
+        )
     if any(kind not in ("1", "–") for kind in recorded.get("code_versions", [])):
         found.append("Some runs were begun by one version of the code and continued by another.")
     return found
 
 
+_FIRST_AND_LAST = {"started": min, "ended": max}  # fields with a value of its own in every run
+_SHOWN_ELSEWHERE = {"seed", "patch", "packages"}  # the seed with each run; the names of files in its folder
+
+
 def provenance(runs: RunTable) -> dict[str, list[tuple[str, int]]]:
-    """Recorded field -> (value, number of runs with it), most frequent first."""
+    """Recorded field -> (value, number of runs with it), most frequent first; the first start and the last end."""
     counts: dict[str, dict[str, int]] = {}
     for run in runs.runs:
         for field, value in _leaves(run.provenance):
+            if field in _SHOWN_ELSEWHERE or (field in _FIRST_AND_LAST and value is None):
+                continue
             mine = counts.setdefault(field, {})
             mine[words.cell(value)] = mine.get(words.cell(value), 0) + 1
+    for field, choose in _FIRST_AND_LAST.items():
+        if field in counts:
+            counts[field] = {choose(counts[field]): sum(counts[field].values())}
     return {field: sorted(values.items(), key=lambda item: (-item[1], item[0])) for field, values in counts.items()}
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ragen_lab.config import RunConfig
 from ragen_lab.env.base import Env, OpenActions, make_env, read_action
+from ragen_lab.env.base_rates import base_rates
 from ragen_lab.env.grounding import Grounded, judge
 from ragen_lab.errors import ConfigError, EnvError
 from ragen_lab.policy.model import Policy
@@ -178,8 +179,8 @@ def _play_turn(episode: _Episode, reply: Reply, text: str, meaning: Parsed, thin
     said = None
     if board is not None and meaning.format_ok and isinstance(episode.env, Grounded):
         # measured whether it is rewarded or not, so that arms can be compared
-        said = (REASONING[cfg.reward.reasoning] or judge)(meaning.think, board, episode.env.scene())
-    rewarded = REASONING[cfg.reward.reasoning] is not None
+        said = judge(meaning.think, board, episode.env.scene())
+    pay = REASONING[cfg.reward.reasoning]
     episode.turns.append(
         Turn(
             observation=shown,
@@ -192,7 +193,7 @@ def _play_turn(episode: _Episode, reply: Reply, text: str, meaning: Parsed, thin
             penalty=turn_penalty(meaning.format_ok, cfg.reward),
             reply_tokens=len(reply.ids),
             think_tokens=think_tokens,
-            reasoning=cfg.reward.reasoning_weight * said.score if said is not None and rewarded else 0.0,
+            reasoning=cfg.reward.reasoning_weight * pay(said, base_rates(cfg.env)) if said and pay else 0.0,
             length_cost=length_cost(len(reply.ids), cfg.reward),
             true_statements=said.true if said is not None else 0,
             false_statements=said.false if said is not None else 0,

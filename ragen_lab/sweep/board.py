@@ -13,11 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
 from ragen_lab.config import RunConfig
 from ragen_lab.detect import Panel
 from ragen_lab.runs import Run, View, durable, ended_at, look, run_of
@@ -81,6 +76,8 @@ class Entry:
     tries: int = 0
     result: TrialResult | None = None
     began: int = 0  # rows there when this session started on it
+    clock: float = 0.0  # when the present attempt began, by the monotonic clock
+    spent: float = 0.0  # seconds of this session's earlier attempts
     provenance: dict[str, Any] = field(default_factory=dict)
     pruned: tuple[int, str] | None = None  # the scheduler ended it here, and why
 
@@ -91,6 +88,12 @@ class Entry:
     @property
     def status(self) -> str:
         return "running" if self.running else self.view.status
+
+    def seconds(self) -> float | None:
+        """Spent on it in this session, earlier attempts included; None where it was not worked on."""
+        if not self.tries:
+            return None
+        return self.spent + (time.monotonic() - self.clock if self.running else 0.0)
 
     def pace(self) -> float | None:
         """Seconds per iteration in this session."""
@@ -104,20 +107,19 @@ class Board:
     def __init__(self, plan: Plan, home: Path) -> None:
         self.sweep = plan.sweep.name
         self.lock = threading.Lock()
-        self.entries: dict[str, Entry] = {}
         self.home = home
+        self.entries: dict[str, Entry] = {}
         for planned in plan.trials:
             self.add(planned.trial, planned.view)
 
     def add(self, trial: Trial, view: View) -> None:
-        """A trial of the sweep, also of one that runs already."""
+        """One trial more, at any time; what is known of one that is there already stays."""
         folder = trial_folder(self.home, trial.trial_id)
         tail = Tail(folder / METRICS_FILE, trial.cfg)
         pruned = (view.iteration, view.stop_reason or "") if view.status == "pruned" else None
+        entry = Entry(trial, folder, view, view.done, tail, provenance=read_provenance(folder), pruned=pruned)
         with self.lock:
-            self.entries[trial.trial_id] = Entry(
-                trial, folder, view, view.done, tail, provenance=read_provenance(folder), pruned=pruned
-            )
+            self.entries.setdefault(trial.trial_id, entry)
 
     def running(self) -> int:
         """Trials that are being worked on now."""
@@ -136,7 +138,7 @@ class Board:
     def started(self, trial_id: str) -> None:
         with self.lock:
             entry = self.entries[trial_id]
-            entry.running, entry.tries = True, entry.tries + 1
+            entry.running, entry.tries, entry.clock = True, entry.tries + 1, time.monotonic()
             entry.tail.poll()
             entry.began = len(entry.tail.rows)
 
@@ -153,6 +155,8 @@ class Board:
 
     @staticmethod
     def _settle(entry: Entry, result: TrialResult | None) -> None:
+        if entry.running:
+            entry.spent += time.monotonic() - entry.clock
         entry.running, entry.result, entry.stage = False, result, ""
         entry.view = ended_at(look(entry.folder, entry.trial.cfg), *(entry.pruned or (None, None)))
         entry.provenance = read_provenance(entry.folder)
@@ -206,25 +210,9 @@ class Board:
             for entry in entries:
                 failed = entry.result is not None and entry.result.status == "failed" and not entry.running
                 if not entry.view.done and not failed:
-                    left += _remaining(entry) * (entry.pace() or typical)
-            longest = max(_remaining(entry) * (entry.pace() or typical) for entry in running)
+                    left += remaining(entry) * (entry.pace() or typical)
+            longest = max(remaining(entry) * (entry.pace() or typical) for entry in running)
             return max(longest, left / len(running))
-
-    def table(self, height: int) -> RenderableType:
-        """The live table: running trials first, then what ended last, as many as fit."""
-        with self.lock:
-            entries = sorted(self.entries.values(), key=lambda entry: (not entry.running, not entry.view.done))
-            shown = entries if len(entries) + 6 <= height else entries[: max(3, height - 7)]
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            for name in ("arm", "seed", "iteration", "success", "status", "time left"):
-                table.add_column(name, justify="left" if name in ("arm", "status") else "right", no_wrap=name != "arm")
-            for entry in shown:
-                table.add_row(*_cells(entry))
-            hidden = len(entries) - len(shown)
-        left = self.seconds_left()
-        foot = self.counts() + (f" · about {duration(left)} left" if left is not None else "")
-        more = [Text(f"... and {hidden} more", style="dim")] if hidden else []
-        return Group(table, *more, Text(foot, style="bold"))
 
     def line(self) -> str:
         """The same as one plain line."""
@@ -235,36 +223,14 @@ class Board:
         return " · ".join(words)
 
 
-def _remaining(entry: Entry) -> int:
+def remaining(entry: Entry) -> int:
+    """Iterations still to do."""
     return entry.trial.cfg.train.iterations - max(0, len(entry.rows) - 1)
 
 
 def last_value(rows: list[Row] | tuple[Row, ...], metric: str) -> float | None:
     """The newest value of a metric."""
     return next((row[metric] for row in reversed(rows) if metric in row), None)
-
-
-def _cells(entry: Entry) -> tuple[str | Text, ...]:
-    iteration, asked = len(entry.rows) - 1, entry.trial.cfg.train.iterations
-    success = last_value(entry.rows, SUCCESS)
-    pace = entry.pace()
-    left = duration(_remaining(entry) * pace) if entry.running and pace is not None else ""
-    styles = {"running": "cyan", "collapsed": "yellow", "failed": "red", "finished": "green"}
-    status = entry.stage or entry.status
-    if entry.status == "collapsed":
-        status = f"collapsed at {entry.view.stop_iteration}"
-    if entry.reused:
-        status += " (there already)"
-    elif entry.tries > 1:
-        status += f" (attempt {entry.tries})"
-    return (
-        Text(entry.trial.arm),
-        str(entry.trial.seed),
-        f"{iteration}/{asked}" if iteration >= 0 else f"-/{asked}",
-        "" if success is None else f"{success:.3f}",
-        Text(status, style=styles.get(entry.status, "dim")),
-        left,
-    )
 
 
 def _phrase(entry: Entry) -> str:
@@ -283,42 +249,3 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-class Follower:
-    """Keeps the board up to date and shows it: a table that redraws itself, or a plain line now and then."""
-
-    def __init__(self, board: Board, console: Console, live: bool, every: float = 20.0) -> None:
-        self.board, self.console, self.every = board, console, every
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True, name="follower")
-        self._live: Live | None = None
-        if live:
-            self._live = Live(
-                get_renderable=lambda: board.table(console.size.height),
-                console=console,
-                refresh_per_second=2,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                transient=False,
-            )
-
-    def __enter__(self) -> Follower:
-        if self._live is not None:
-            self._live.start()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-        if self._live is not None:
-            self._live.stop()
-
-    def _follow(self) -> None:
-        told = time.monotonic()
-        while not self._end.wait(0.5):
-            self.board.poll()
-            if self._live is None and time.monotonic() - told >= self.every:
-                told = time.monotonic()
-                self.console.print(self.board.line(), highlight=False, markup=False, soft_wrap=True)

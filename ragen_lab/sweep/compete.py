@@ -5,24 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sqlite3
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError
-from ragen_lab.runs import View, ended_at
+from ragen_lab.runs import LEDGER_FILE, View, ended_at, reading_ledger
 from ragen_lab.sections import SCHEMA_VERSION
+from ragen_lab.sweep import design
 from ragen_lab.sweep.desk import Job
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.rounds import Candidate, Rounds
-from ragen_lab.sweep.search_page import DERIVED, Range, better, parse_constraint, rungs
+from ragen_lab.sweep.search_page import DERIVED, Range, SearchSection, better, parse_constraint, rungs
 from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.sweep.ties import TieError
 
 if TYPE_CHECKING:  # optuna takes half a second to import, and most sweeps need none
-    from ragen_lab.sweep.search import Known
+    from ragen_lab.sweep.search import Known, State
 
 LAST = 3  # evaluations behind a level, as behind the final success of a report
 SUCCESS, RANDOM = "eval/success", "eval/random"
@@ -76,26 +79,66 @@ class FolderResults:
         return values
 
 
-def objective_values(views: Sequence[View], trials: Sequence[Trial], names: Sequence[str]) -> tuple[float, ...] | None:
+def objective_values(results: Sequence[Result], names: Sequence[str]) -> tuple[float, ...] | None:
     """The objectives of a setting, the mean over its seeds each; None where one cannot be had."""
     found = []
     for name in names:
-        each = [_objective(view, trial, name) for view, trial in zip(views, trials, strict=True)]
+        each = [_objective(result, name) for result in results]
         if not each or any(value is None for value in each):
             return None
         found.append(statistics.fmean(value for value in each if value is not None))
     return tuple(found)
 
 
-def _objective(view: View, trial: Trial, name: str) -> float | None:
-    rollout = trial.cfg.rollout
+@dataclass(frozen=True)
+class Result:
+    """One trial of a setting as far as it counts. ``batch``: trajectories per iteration."""
+
+    view: View
+    batch: int
+
+
+def _objective(result: Result, name: str) -> float | None:
+    view = result.view
     if name == "collapses":
         return float(view.status == "collapsed" or any(row.get("detect/stop") == 1.0 for row in view.rows))
     if name == "cost":
-        return max(0, view.iteration) * rollout.prompts * rollout.responses / 1000
+        return max(0, view.iteration) * result.batch / 1000
     if name == "seconds":
         return math.fsum(row.get("time/rollout_seconds", 0) + row.get("time/update_seconds", 0) for row in view.rows)
     return level_of(view, name, view.iteration)
+
+
+def as_known(row: Mapping[str, Any], search: SearchSection, state: State, results: Sequence[Result]) -> Known:
+    """A proposal of the ledger with what became of it, as the search is told of it."""
+    from ragen_lab.sweep.search import Known
+
+    found = Known(
+        row["number"], json.loads(row["params"]), state, attrs=json.loads(row["attrs"]), name=row["arm"] or ""
+    )
+    values = objective_values(results, search.objectives) if state in ("complete", "pruned") else None
+    if values is None:
+        return replace(found, state="running" if state == "running" else "failed")
+    step = max(result.view.iteration for result in results) if state == "pruned" else None
+    excess = {text: _excess(text, results) for text in search.constraints}
+    return replace(found, values=values, step=step, excess=excess)
+
+
+def _excess(constraint: str, results: Sequence[Result]) -> float:
+    """By how much a setting misses a constraint; a number that cannot be had counts as missed by 1."""
+    name, sign, bound = parse_constraint(constraint)
+    values = objective_values(results, [name])
+    if values is None:
+        return 1.0
+    return values[0] - bound if sign == "<=" else bound - values[0]
+
+
+def search_record(sweep: Sweep) -> dict[str, Any] | None:
+    """What a reader of the ledger needs of a search; None for a sweep without one."""
+    if sweep.search.kind == "grid":
+        return None
+    space = {path: axis.model_dump() if isinstance(axis, Range) else axis for path, axis in sweep.space.items()}
+    return {"key": search_key(sweep), "search": sweep.search.model_dump(), "space": space}
 
 
 def search_key(sweep: Sweep) -> str:
@@ -104,17 +147,24 @@ def search_key(sweep: Sweep) -> str:
     search = sweep.search.model_dump(exclude={"trials", "first_seeds", "margin"})
     space = {path: axis.model_dump() if isinstance(axis, Range) else axis for path, axis in sweep.space.items()}
     base = sweep.trials[0].cfg.identity()
-    told = [SCHEMA_VERSION, search, space, sweep.template.ties, {k: v for k, v in base.items() if k != "seed"}]
+    rules = [sweep.template.ties, sweep.template.constraints, [repr(each) for each in sweep.template.conditions]]
+    told = [SCHEMA_VERSION, search, space, rules, {k: v for k, v in base.items() if k != "seed"}]
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def with_proposals(sweep: Sweep, ledger: Ledger) -> Sweep:
-    """The sweep with the settings that its search has proposed so far."""
-    if sweep.search.kind == "grid":
+def with_proposals(sweep: Sweep, home: Path) -> Sweep:
+    """The sweep with the settings that its search has proposed so far in a home, which need not exist."""
+    if sweep.search.kind == "grid" or not (home / LEDGER_FILE).is_file():
         return sweep
-    arms, trials, asked = list(sweep.arms), list(sweep.trials), ledger.asked(sweep.name)
+    with reading_ledger(home) as ledger:
+        if ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'proposals'").fetchone() is None:
+            return sweep  # a ledger of an older version, which only the next sweep brings up to date
+        rows = proposals_of(ledger, sweep.name, search_key(sweep))
+        query = "SELECT trial_id FROM sweep_trials WHERE sweep = ? AND until IS NOT NULL"
+        asked = {row["trial_id"] for row in ledger.execute(query, (sweep.name,))}
+    arms, trials = list(sweep.arms), list(sweep.trials)
     known = {arm.name for arm in arms}
-    for row in ledger.proposals(sweep.name, search_key(sweep)):
+    for row in rows:
         if row["arm"] is None or row["arm"] in known:
             continue
         known.add(row["arm"])
@@ -122,6 +172,12 @@ def with_proposals(sweep: Sweep, ledger: Ledger) -> Sweep:
         arms.append(arm)
         trials += [trial for place, trial in enumerate(added) if place < _first(sweep) or trial.trial_id in asked]
     return replace(sweep, arms=tuple(arms), trials=tuple(trials))
+
+
+def proposals_of(ledger: sqlite3.Connection, sweep: str, key: str) -> list[dict[str, Any]]:
+    """The proposals of one search, in order."""
+    query = "SELECT * FROM proposals WHERE sweep = ? AND search = ? ORDER BY number"
+    return [dict(row) for row in ledger.execute(query, (sweep, key))]
 
 
 def _first(sweep: Sweep) -> int:
@@ -236,7 +292,9 @@ class Competition:
         tried = False
         while len(self.rows) < sweep.search.trials + self._missed() and misses < MOST_MISSES:
             number, tried = len(self.rows), True
-            proposal = propose(sweep.space, sweep.search, self.known())
+            template = sweep.template
+            assert template is not None
+            proposal = propose(sweep.space, sweep.search, self.known(), template.conditions, template.plain())
             name = f"#{number} {label(proposal.params)}"[:100]
             row: dict[str, Any] = {
                 "number": number,
@@ -287,58 +345,22 @@ class Competition:
 
     def known(self) -> list[Known]:
         """Every proposal and what has become of it."""
-        return known_of(self.sweep, self.rows, self.view, self.rounds)
+        candidates = {candidate.arm: candidate for candidate in self.rounds.candidates}
+        return [self._known(row, candidates.get(row["arm"])) for row in self.rows]
 
-
-def known_of(
-    sweep: Sweep, rows: Sequence[Mapping[str, Any]], view: Callable[[str], View], rounds: Rounds
-) -> list[Known]:
-    """The proposals as Optuna is told of them."""
-    from ragen_lab.sweep.search import Known
-
-    candidates = {candidate.arm: candidate for candidate in rounds.candidates}
-    found = []
-    for row in rows:
-        params, attrs = json.loads(row["params"]), json.loads(row["attrs"])
-        blank = Known(row["number"], params, "failed", attrs=attrs, name=row["arm"] or "")
-        candidate = candidates.get(row["arm"]) if row["arm"] else None
+    def _known(self, row: Mapping[str, Any], candidate: Candidate | None) -> Known:
         if candidate is None:
-            found.append(blank)
-            continue
-        trials = candidate.trials[: candidate.seeds]
-        state = rounds.state(candidate)
-        views = [view(trial.trial_id) for trial in trials]
-        if state == "pruned":  # the folders may hold more, for another sweep
-            views = [ended_at(each, rounds.rungs[candidate.rung], "") for each in views]
-        values = objective_values(views, trials, sweep.search.objectives) if state != "running" else None
-        if state == "running":
-            found.append(replace(blank, state="running"))
-        elif values is not None:
-            step = max(view.iteration for view in views) if state == "pruned" else None
-            excess = {text: _excess(text, views, trials) for text in sweep.search.constraints}
-            found.append(replace(blank, state=state, values=values, step=step, excess=excess))
-        else:
-            found.append(blank)
-    return found
-
-
-def _excess(constraint: str, views: Sequence[View], trials: Sequence[Trial]) -> float:
-    """By how much a setting misses a constraint; a number that cannot be had counts as missed by 1."""
-    name, sign, bound = parse_constraint(constraint)
-    values = objective_values(views, trials, [name])
-    if values is None:
-        return 1.0
-    return values[0] - bound if sign == "<=" else bound - values[0]
+            return as_known(row, self.sweep.search, "failed", [])
+        state = self.rounds.state(candidate)
+        results = []
+        for trial in candidate.trials[: candidate.seeds]:
+            view = self.view(trial.trial_id)
+            if state == "pruned":  # the folders may hold more, for another sweep
+                view = ended_at(view, self.rungs[candidate.rung], "")
+            results.append(Result(view, trial.cfg.rollout.prompts * trial.cfg.rollout.responses))
+        return as_known(row, self.sweep.search, state, results)
 
 
 def label(params: Mapping[str, Any]) -> str:
-    """'lr=0.00123, keep_ratio=0.5'."""
-    lasts = [path.rsplit(".", 1)[-1] for path in params]
-
-    def text(value: Any) -> str:
-        return f"{value:.3g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-
-    return ", ".join(
-        f"{last if lasts.count(last) == 1 else path}={text(value)}"
-        for (path, value), last in zip(params.items(), lasts, strict=True)
-    )
+    """'lr=0.00123, keep_ratio=0.5': fractions to three digits, the number before them tells settings apart."""
+    return design.label({path: float(f"{v:.3g}") if isinstance(v, float) else v for path, v in params.items()})

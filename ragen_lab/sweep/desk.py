@@ -67,13 +67,15 @@ class Event:
 class Desk:
     """Requests out, results in. Used by one thread.
 
-    ``most``: trials that may be started in this call, whatever becomes of them; None = no bound.
+    ``most``: trials that may be started in this call, whatever becomes of them; None = no bound. ``resting``: whether
+    nothing more is to be begun, because the sweep is being paused.
     """
 
     source: Source
     request_of: Callable[[Job], TrialRequest]
     on_event: Callable[[Event], None]
     most: int | None = None
+    resting: Callable[[], bool] = lambda: False
     _retries: dict[str, Retries] = field(default_factory=dict)
     _again: list[tuple[float, TrialRequest]] = field(default_factory=list)
     _begun: set[str] = field(default_factory=set)
@@ -85,6 +87,8 @@ class Desk:
 
     def take(self) -> TrialRequest | None:
         """The next request to run now; None while there is none."""
+        if self.resting():
+            return None
         for place, (due, request) in enumerate(self._again):
             if due <= time.monotonic():
                 del self._again[place]
@@ -107,7 +111,7 @@ class Desk:
 
     def waits(self) -> bool:
         """Whether a failed trial waits for its next attempt."""
-        return bool(self._again)
+        return bool(self._again) and not self.resting()
 
     def started(self, request: TrialRequest, pid: int | None = None) -> None:
         self.on_event(Event("started", request, pid))

@@ -11,7 +11,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +22,13 @@ from rich.console import Console
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import default_uri, uri_fault
+from ragen_lab.mirror_folders import lacking_libraries
+from ragen_lab.provenance import redact
 from ragen_lab.runs import View, from_home, from_mlflow, look, sweep_record
-from ragen_lab.sweep import local
-from ragen_lab.sweep.board import SUCCESS, Board, Follower, last_value, plural
+from ragen_lab.sweep import control, local, rerun
+from ragen_lab.sweep.board import SUCCESS, Board, last_value, plural
 from ragen_lab.sweep.budget import Budget
-from ragen_lab.sweep.compete import Competition, with_proposals
+from ragen_lab.sweep.compete import Competition, search_record, with_proposals
 from ragen_lab.sweep.desk import Desk, Event, InOrder, Job, Source
 from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.ledger import Ledger
@@ -33,6 +36,8 @@ from ragen_lab.sweep.mirroring import Mirroring, mlflow_uri
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.plan_text import describe
 from ragen_lab.sweep.spec import Arm, Sweep, Trial
+from ragen_lab.sweep.stream import Stream
+from ragen_lab.sweep.watch import Follower
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
 from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 
@@ -59,6 +64,8 @@ class Options:
     report: bool = True
     out: Path | None = None  # where the report goes
     trainer: str = "ragen_lab.train:train"
+    events: Callable[[str], None] | None = None  # takes the lines of the event stream (sweep/stream.py)
+    rerun: str | None = None  # failed, collapsed or an arm: compute these trials anew
 
 
 @dataclass(frozen=True)
@@ -77,12 +84,19 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
     """
     home = options.home.absolute()
     track = sweep.trials[0].cfg.track
+    faults = lacking_libraries(track.model_dump())
     if track.mlflow and (fault := uri_fault(mlflow_uri(sweep.trials[0].cfg, home))):
-        raise ConfigError(sweep.file, [f"track.mlflow_uri: {fault}"])
+        faults.append(f"track.mlflow_uri: {fault}")
+    if faults:
+        raise ConfigError(sweep.file, faults)
     ledger = Ledger(home)
     try:
-        with _terminable(), locked(home / "locks" / f"{sweep.name}.lock", what="sweep"):
-            return _Driver(with_proposals(sweep, ledger), options, home, ledger, console).run()
+        with _terminable(), locked(control.lock_of(home, sweep.name), what="sweep"):
+            whole = with_proposals(sweep, home)
+            aside = None
+            if options.rerun is not None:
+                aside = rerun.set_aside(whole, home, options.rerun, ledger, here=options.address is None)
+            return _Driver(whole, options, home, ledger, console).run(aside)
     finally:
         ledger.close()
 
@@ -93,33 +107,54 @@ class _Driver:
         self.ledger, self.console = ledger, console
         self.plan = make_plan(sweep, home)
         self.board = Board(self.plan, home)
+        self.stream = Stream(options.events)
+        self.began = time.monotonic()
         self.stop = threading.Event()
         self.interrupted = False
         self.attempts: dict[str, int] = {}
         self._ledger_ails = False
         self._competition: Competition | None = None
+        in_process = options.engine == "local" and options.workers == 0
+        self.listener = control.Listener(home, sweep.name, self.stop, self._at_work, in_process)
 
-    def run(self) -> Finished:
+    def _at_work(self) -> list[Path]:
+        return [entry.folder for entry in list(self.board.entries.values()) if entry.running]
+
+    def run(self, aside: Sequence[rerun.SetAside] | None = None) -> Finished:
         here = bool(self.plan.pending) and self.options.address is None
         if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus, self.sweep.memory_gb)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
         self.ledger.check_name(self.sweep)
-        gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command)
+        gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command, search_record(self.sweep))
         source = self._source()
         self.say(describe(self.plan, brief=True))
+        planned, cost = len(self.plan.trials), self.plan.cost
+        self.stream(
+            "planned",
+            sweep=self.sweep.name,
+            trials=planned,
+            done=planned - cost.trials,
+            iterations=cost.iterations,
+            warnings=list(self.plan.warnings),
+        )
+        if aside is not None:
+            self.say(rerun.told(aside, self.sweep, self.home))
         if gone:
             self.say(
                 f"Note: {plural(len(gone), 'trial')} left this sweep, because the page no longer asks for "
                 f"{'it' if len(gone) == 1 else 'them'}; the results stay in the home, and in MLflow under the tag "
                 f"left_sweep."
             )
-        mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, self.options.program)
+        program = self.options.program
+        mirror = Mirroring(self.board, self.sweep, self.home, self.ledger, self.console, program, self.stream)
         report = None
         try:
             with mirror:
                 if source is not None:
                     self._train(source)
                 self.board.settle()
+            for entry in aside or ():
+                self.say(rerun.compared(entry, self.home))
             if self.options.report and not self.interrupted:
                 report = self._report()
         except KeyboardInterrupt:  # a second one, or one after the training: the rest is left to the next call
@@ -176,19 +211,24 @@ class _Driver:
                 trial.cfg,
                 str(self.home),
                 trainer=self.options.trainer,
-                capture=not in_process,
+                capture=not in_process or self.options.events is not None,  # a stream of JSON has no room for prints
                 limits=limits,
                 until=job.until,
+                command=self.options.command,
+                pause=str(self.listener.pause),
             )
 
-        desk = Desk(source, request, self._event, most=self.sweep.budget.trials)
+        desk = Desk(source, request, self._event, most=self.sweep.budget.trials, resting=self._resting)
         live = self.console.is_terminal and not in_process
         budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.stop)
         try:
-            with Follower(self.board, self.console, live), budget:
+            told = lambda: self.stream.rows(self.board)  # noqa: E731
+            with Follower(self.board, self.console, live, on_poll=told), budget, self.listener:
                 self._engine(desk)
         except KeyboardInterrupt:
             self.interrupted = True
+        if self.listener.action is not None:
+            self.interrupted = not all(entry.view.done for entry in self.board.entries.values())
         if not self.interrupted:
             spent = budget.spent
             if spent is None and desk.spent:
@@ -196,6 +236,9 @@ class _Driver:
             if spent is not None:
                 self.say(f"{spent} The same command goes on from here.")
             self._prune(final=spent is None and not self.stop.is_set())
+
+    def _resting(self) -> bool:
+        return self.listener.action == "pause"
 
     def _engine(self, desk: Desk) -> None:
         sweep, options = self.sweep, self.options
@@ -224,12 +267,35 @@ class _Driver:
             if not self._ledger_ails:  # the folders hold the results: training goes on without this entry
                 self.say(f"Warning: {error}", "yellow")
             self._ledger_ails = True
+        who = {"trial_id": trial_id, "arm": event.request.arm, "seed": event.request.seed}
         if event.kind == "started":
             self.board.started(trial_id)
+            self.stream("started", **who, attempt=self.board.entries[trial_id].tries)
             return
+        self.board.poll()
+        self.stream.rows(self.board)  # the last ones come before the end
         self.board.ended(trial_id, event.result)
+        self._stream_end(event, who)
         if event.result is not None:
             self._tell(event.request, event.result, again=event.kind == "retried")
+
+    def _stream_end(self, event: Event, who: dict[str, Any]) -> None:
+        entry, result = self.board.entries[event.request.trial_id], event.result
+        error = None if result is None else result.error
+        if event.kind == "retried":
+            self.stream("retried", **who, attempt=entry.tries, iteration=entry.view.iteration, error=error)
+            return
+        seconds = entry.seconds()
+        self.stream(
+            "ended",
+            **who,
+            status=entry.view.status,
+            iteration=entry.view.iteration,
+            stop_iteration=entry.view.stop_iteration,
+            stop_reason=entry.view.stop_reason,
+            seconds=None if seconds is None else round(seconds, 1),
+            error=error,
+        )
 
     def _tell(self, request: TrialRequest, result: TrialResult, again: bool) -> None:
         name = f"{request.arm} seed {request.seed}"
@@ -283,12 +349,13 @@ class _Driver:
             at_home = self.home == Path(".ragen-lab").absolute()
             own = mlflow_uri(entries[0].trial.cfg, self.home) == default_uri(self.home)
             command = f"{self.options.program} ui" + ("" if at_home else f" --home {shlex.quote(str(self.home))}")
-            self.say(f"MLflow: {command}" if own else f"MLflow: {mlflow_uri(entries[0].trial.cfg, self.home)}")
+            self.say(f"MLflow: {command if own else redact(mlflow_uri(entries[0].trial.cfg, self.home))}")
         held = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
         if self.interrupted:
+            how = "Interrupted. What was logged is on disk; running trials go on from their last checkpoints."
+            again = f": {self.options.command}" if self.options.command else "."
             self.say(
-                "Interrupted. What was logged is on disk; running trials go on from their last checkpoints. To go on, "
-                f"repeat the same command{': ' + self.options.command if self.options.command else '.'}",
+                f"{self.listener.words() if self.listener.action else how} To go on, repeat the same command{again}",
                 "yellow",
             )
         elif failed and all(entry.result and entry.result.permanent for entry in failed):
@@ -298,7 +365,28 @@ class _Driver:
         code = EXIT_INTERRUPTED if self.interrupted else EXIT_FAILED if failed or held else 0
         if code == EXIT_FAILED and not held and all(entry.result and entry.result.permanent for entry in failed):
             code = EXIT_INPUT
+        self._sum_up(code, report)
         return Finished({"sweep": self.sweep.name, "trials": trials, "report": report}, code)
+
+    def _sum_up(self, code: int, report: str | None) -> None:
+        """The last words: for a stream its last event, for a log one line that scripts may look for."""
+        statuses = [entry.view.status for entry in self.board.entries.values()]
+        done = sum(entry.view.done for entry in self.board.entries.values())
+        failed = statuses.count("failed")
+        ended = "failed" if failed else "done" if done == len(statuses) else "open"
+        summary = {
+            "status": "interrupted" if self.interrupted else ended,
+            "exit_code": code,
+            "trials": len(statuses),
+            "done": done,
+            "collapsed": statuses.count("collapsed"),
+            "failed": failed,
+            "seconds": round(time.monotonic() - self.began),
+        }
+        self.stream("report", path=report)
+        self.stream("summary", **summary)
+        if not self.console.is_terminal:
+            self.say(" ".join([f"ragen-lab: sweep={self.sweep.name}", *(f"{k}={v}" for k, v in summary.items())]))
 
 
 @contextmanager
@@ -326,10 +414,15 @@ def report_of(home: Path, sweep: str, out: Path | None = None, command: str = ""
     from ragen_lab.findings.registry import evaluate_all
     from ragen_lab.report.render import write_report
 
+    search = None
     if uri is None:
         record = sweep_record(home, sweep)
         runs, warnings, numbers = from_home(home, sweep), record["warnings"], record["findings"]
         command = command or record["command"]
+        if record.get("search"):  # a sweep without one need not load Optuna
+            from ragen_lab.sweep.searched import summary
+
+            search = summary(home, sweep, runs)
     else:
         if fault := uri_fault(uri):
             raise ConfigError("--mlflow", [fault])
@@ -343,7 +436,14 @@ def report_of(home: Path, sweep: str, out: Path | None = None, command: str = ""
     target = out or Path("reports") / "out" / f"{sweep}.html"
     results = evaluate_all(runs)
     return write_report(
-        runs, results, target.absolute(), sweep=sweep, warnings=warnings, command=command, findings=numbers
+        runs,
+        results,
+        target.absolute(),
+        sweep=sweep,
+        warnings=warnings,
+        command=command,
+        findings=numbers,
+        search=search,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError
 from ragen_lab.runs import LEDGER_FILE, ledger_error
+from ragen_lab.sweep.neighbours import leaving
 from ragen_lab.sweep.spec import Sweep, Trial
 from ragen_lab.track import TRIALS_FOLDER, locked
 
@@ -28,7 +29,7 @@ _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE sweeps (
     name TEXT PRIMARY KEY, file TEXT NOT NULL, findings TEXT NOT NULL, warnings TEXT NOT NULL,
-    command TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL, mirrored TEXT);
+    command TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL, mirrored TEXT, search TEXT);
 CREATE TABLE trials (trial_id TEXT PRIMARY KEY, config_id TEXT NOT NULL, created REAL NOT NULL);
 CREATE TABLE sweep_trials (
     sweep TEXT NOT NULL REFERENCES sweeps(name), trial_id TEXT NOT NULL REFERENCES trials(trial_id),
@@ -55,6 +56,7 @@ CREATE TABLE proposals (
 _STEPS = {
     1: "ALTER TABLE sweep_trials ADD COLUMN left_at REAL; DROP VIEW runs;",
     2: "ALTER TABLE sweep_trials ADD COLUMN until INTEGER; ALTER TABLE sweep_trials ADD COLUMN pruned_at INTEGER;"
+    "ALTER TABLE sweeps ADD COLUMN search TEXT;"
     f"ALTER TABLE sweep_trials ADD COLUMN pruned_why TEXT; DROP VIEW IF EXISTS runs; {_VIEW}{_PROPOSALS}",
 }
 
@@ -133,15 +135,8 @@ class Ledger:
 
         A page without arms of its own (``grows``) loses only those of an arm whose settings have changed.
         """
-        asked = {trial.trial_id for trial in sweep.trials}
-        arms = {trial.arm: trial.cfg.config_id() for trial in sweep.trials}
         rows = self._read("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (sweep.name,))
-        return [
-            row["trial_id"]
-            for row in rows
-            if row["trial_id"] not in asked
-            and not (sweep.grows and arms.get(row["arm"], row["config_id"]) == row["config_id"])
-        ]
+        return [row["trial_id"] for row in leaving(sweep, rows)]
 
     def check_name(self, sweep: Sweep) -> None:
         """Raises ConfigError where the name is that of another page's sweep, which would lose trials to this one.
@@ -163,16 +158,27 @@ class Ledger:
                 ],
             )
 
-    def record_sweep(self, sweep: Sweep, warnings: Sequence[str], command: str) -> list[str]:
+    def record_sweep(
+        self, sweep: Sweep, warnings: Sequence[str], command: str, search: Mapping[str, Any] | None = None
+    ) -> list[str]:
         """What the sweep asks for now; the trials that its page no longer names, which leave it, not the home."""
         now, file = time.time(), str(Path(sweep.file).absolute())
         with self._change() as database:
             database.execute(
-                "INSERT INTO sweeps (name, file, findings, warnings, command, created, updated) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET file = excluded.file, "
+                "INSERT INTO sweeps (name, file, findings, warnings, command, created, updated, search) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET file = excluded.file, "
                 "findings = excluded.findings, warnings = excluded.warnings, command = excluded.command, "
-                "updated = excluded.updated",
-                (sweep.name, file, json.dumps(sweep.findings), json.dumps(list(warnings)), command, now, now),
+                "updated = excluded.updated, search = excluded.search",
+                (
+                    sweep.name,
+                    file,
+                    json.dumps(sweep.findings),
+                    json.dumps(list(warnings)),
+                    command,
+                    now,
+                    now,
+                    None if search is None else json.dumps(search),
+                ),
             )
             gone = self.leaving(sweep)
             for trial_id in gone:
@@ -256,6 +262,34 @@ class Ledger:
                     "UPDATE sweep_trials SET pruned_at = ?, pruned_why = ? WHERE sweep = ? AND trial_id = ?",
                     (at, why, sweep, trial_id),
                 )
+
+    def adopt(self, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
+        """Take a sweep of another home's ledger over: its record where the name is new here, and those of its trials
+        that are not here. How many of its trials are recorded here then."""
+        now, name = time.time(), record["name"]
+        columns = ("name", "file", "findings", "warnings", "command", "created", "updated")
+        with self._change() as database:
+            database.execute(
+                f"INSERT INTO sweeps ({', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                tuple(record[column] for column in columns),
+            )
+            place = 1 + max(self.positions(name).values(), default=-1)
+            for position, row in enumerate(rows, start=place):
+                database.execute(
+                    "INSERT INTO trials VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                    (row["trial_id"], row["config_id"], now),
+                )
+                database.execute(
+                    "INSERT INTO sweep_trials (sweep, trial_id, position, arm, seed, iterations, on_collapse, config) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sweep, trial_id) DO NOTHING",
+                    (
+                        name,
+                        row["trial_id"],
+                        position,
+                        *(row[key] for key in ("arm", "seed", "iterations", "on_collapse", "config")),
+                    ),
+                )
+        return len(self.positions(name))
 
     def attempt_started(self, sweep: str, trial_id: str, pid: int | None, host: str | None = None) -> int:
         """Open an attempt; its number."""

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from ragen_lab.config import RunConfig, suggest
 from ragen_lab.sections import Section, knob
-from ragen_lab.sweep.search_page import AXIS_KINDS, Axis, BudgetSection, SchedulerSection, SearchSection
+from ragen_lab.sweep.search_page import AXIS_KINDS, Axis, BudgetSection, Range, SchedulerSection, SearchSection
 
 MOST_SEEDS = 1000
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
@@ -62,6 +62,10 @@ class SweepPage(Section):
     resources: ResourcesSection = ResourcesSection()
     budget: BudgetSection = BudgetSection()
     accept: dict[str, str] = knob({}, "Rule of the design check -> why its warnings are accepted here.")
+
+    def levels(self) -> dict[str, list[Any]]:
+        """The axes as lists of values; of a range, its ends."""
+        return {path: [axis.low, axis.high] if isinstance(axis, Range) else axis for path, axis in self.axes.items()}
 
 
 # Words of the design that this version does not act on: told apart from plain mistakes.

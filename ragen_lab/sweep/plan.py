@@ -1,31 +1,32 @@
-"""What a sweep will do, before it does it: the trials in order, what is there already, and what is
-wrong with the design. Pure functions of the resolved page and of what the folders hold."""
+"""What a sweep will do, before it does it: the trials in order, what is there already and where, what is left to
+compute and how long that takes. Functions of the resolved page and of what the home holds; nothing is written."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ragen_lab.config import RunConfig, steps_per_iteration
-from ragen_lab.inert import inert_knobs
+from ragen_lab.config import steps_per_iteration
+from ragen_lab.errors import ConfigError
 from ragen_lab.runs import View, ended_at, look, pruned_trials
-from ragen_lab.sweep.spec import Arm, Sweep, Trial
+from ragen_lab.sweep.estimate import Estimate, Known, estimates, known_in
+from ragen_lab.sweep.growth import horizon_notes
+from ragen_lab.sweep.lint import lint
+from ragen_lab.sweep.neighbours import Left, Neighbours, neighbours_of
+from ragen_lab.sweep.rules import Note
+from ragen_lab.sweep.spec import Sweep, Trial
 from ragen_lab.track import trial_folder
-
-ALPHA = 0.05
 
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """One trial and what its folder holds of it."""
+    """One trial and what its folder holds of it. ``sweeps``: those of this home that ask for it, this one first."""
 
     trial: Trial
     view: View
+    sweeps: tuple[str, ...] = ()
+    estimate: Estimate | None = None  # of what is left; None before anything like it was measured
 
     @property
     def remaining(self) -> int:
@@ -35,7 +36,7 @@ class PlannedTrial:
 
 @dataclass(frozen=True)
 class Cost:
-    """What is left to compute. ``seconds`` of one trial at a time; None before anything was measured."""
+    """What is left to compute. ``seconds`` of one trial at a time; None where some of it was never measured."""
 
     trials: int
     iterations: int
@@ -46,11 +47,21 @@ class Cost:
 
 @dataclass(frozen=True)
 class Plan:
-    """Trials in the order in which they run, and what a reader of the report should know of the design."""
+    """Trials in the order in which they run, and what a reader of the report should know of the design.
+
+    ``leaving``: trials that the sweep asked for before and would no longer. ``lacking``: what this machine has not.
+    """
 
     sweep: Sweep
     trials: tuple[PlannedTrial, ...]
-    warnings: tuple[str, ...]
+    notes: tuple[Note, ...]
+    leaving: tuple[Left, ...] = ()
+    lacking: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Everything that belongs into the report: what was left out of the design, and every note."""
+        return (*self.sweep.left_out, *map(str, self.notes), *self.lacking)
 
     @property
     def pending(self) -> tuple[Trial, ...]:
@@ -59,12 +70,7 @@ class Plan:
     @property
     def cost(self) -> Cost:
         left = [planned for planned in self.trials if planned.remaining]
-        rates = {planned.trial.trial_id: seconds_per_iteration(planned.view) for planned in self.trials}
-        known = [rate for rate in rates.values() if rate is not None]
-        typical = sorted(known)[len(known) // 2] if known else None
-        seconds = None
-        if typical is not None:
-            seconds = sum(planned.remaining * (rates[planned.trial.trial_id] or typical) for planned in left)
+        parts = [planned.estimate.seconds for planned in left if planned.estimate is not None]
         return Cost(
             trials=sum(not planned.view.done for planned in self.trials),
             iterations=sum(planned.remaining for planned in left),
@@ -73,212 +79,58 @@ class Plan:
                 for planned in left
             ),
             updates=sum(planned.remaining * steps_per_iteration(planned.trial.cfg) for planned in left),
-            seconds=seconds,
+            seconds=sum(parts) if left and len(parts) == len(left) else None,
         )
 
 
-def seconds_per_iteration(view: View) -> float | None:
-    """Median seconds between the rows of a view, or None with fewer than two."""
-    stamps = [row["timestamp"] for row in view.rows if "timestamp" in row]
-    gaps = sorted(later - earlier for earlier, later in pairwise(stamps) if later > earlier)
-    return gaps[len(gaps) // 2] if gaps else None
-
-
 def make_plan(sweep: Sweep, home: Path) -> Plan:
-    """The plan for a home folder, which need not exist."""
+    """The plan for a home folder, which need not exist.
+
+    Raises ConfigError for an accepted warning that is not there, HomeError for a home that cannot be read.
+    """
     pruned = pruned_trials(home, sweep.name)
 
     def seen(trial: Trial) -> View:
         view = look(trial_folder(home, trial.trial_id), trial.cfg)
         return ended_at(view, *pruned.get(trial.trial_id, (None, None)))
 
-    return plan_of(sweep, seen)
+    plan = _bare_plan(sweep, seen, neighbours_of(sweep, home))
+    unseen = [planned.trial for planned in plan.trials if not planned.view.rows]
+    grown = tuple(Note("page", text) for text in horizon_notes(unseen, home))
+    plan = replace(plan, notes=(*plan.notes, *grown))
+    return with_estimates(plan, known_in(home)) if plan.pending else plan
 
 
 def plan_of(sweep: Sweep, seen: Callable[[Trial], View]) -> Plan:
-    """The plan, given what is there of each trial. The first seed of every arm comes first, so that a
-    sweep that is cut short has something of everything."""
-    trials = tuple(PlannedTrial(trial, seen(trial)) for trial in sweep.trials)
-    return Plan(sweep, trials, (*sweep.notes, *lint(sweep)))
+    """The plan, given what is there of each trial, and nothing else of a home."""
+    return with_estimates(_bare_plan(sweep, seen, Neighbours()), ())
 
 
-# --- the linter -----------------------------------------------------------------------------------
+def _bare_plan(sweep: Sweep, seen: Callable[[Trial], View], near: Neighbours) -> Plan:
+    """The first seed of every arm comes first, so that a sweep that is cut short has something of everything."""
+    trials = tuple(PlannedTrial(trial, seen(trial), near.sweeps.get(trial.trial_id, ())) for trial in sweep.trials)
+    return Plan(sweep, trials, tuple(accepted(sweep, lint(sweep))), near.leaving)
 
 
-def lint(sweep: Sweep) -> list[str]:
-    """What may spoil the conclusions: one plain sentence each."""
-    notes = [
-        *_inert(sweep),
-        *_confounds(sweep),
-        *_named_arms(sweep),
-        *_power(sweep),
-        *_finding_4_controls(sweep),
-    ]
-    if sweep.minutes is not None and sweep.minutes < 1:
-        notes.append(f"budget: {sweep.minutes:g} minutes are over before most trials have begun.")
-    return notes
+def with_estimates(plan: Plan, known: Sequence[Known], measured: Mapping[str, Known] | None = None) -> Plan:
+    """The plan with seconds for what is left: from each trial's own rows, else from a probe of its cost setting
+    (``measured``: by trial), else from the nearest finished trial of the plan or of ``known``."""
+    views = [(planned.trial, planned.view) for planned in plan.trials]
+    found = estimates(views, known, measured or {})
+    return replace(
+        plan, trials=tuple(replace(planned, estimate=found.get(planned.trial.trial_id)) for planned in plan.trials)
+    )
 
 
-def _grid(sweep: Sweep) -> list[Arm]:
-    return [arm for arm in sweep.arms if arm.grid]
+def accepted(sweep: Sweep, notes: Sequence[Note]) -> list[Note]:
+    """The notes, those that the page accepts with its reason. Raises ConfigError for an accept that matches nothing.
 
-
-def _inert(sweep: Sweep) -> Iterator[str]:
-    """Knobs without effect, told once for all arms that share one; an axis is told where it does nothing at all."""
-    where: dict[str, list[str]] = {}
-    for arm in sweep.arms:
-        for note in inert_knobs(sweep.cfg_of(arm.name)):
-            where.setdefault(note, []).append(arm.name)
-    for note, arms in where.items():
-        yield note if len(arms) == len(sweep.arms) else f"{note} (arms: {', '.join(arms)})"
-
-
-def _confounds(sweep: Sweep) -> Iterator[str]:
-    """What else changes along an axis: optimizer steps, samples, and whatever a tie moves."""
-    for axis in sweep.axes:
-        for name, measure, remedy in _SIDE_EFFECTS:
-            if axis in remedy.caused_by:
-                continue
-            by_value = _along(sweep, axis, measure)
-            if len(set(by_value.values())) > 1:
-                told = ", ".join(f"{value}: {amount:g}" for value, amount in by_value.items())
-                controls = [arm.name for arm in sweep.arms if not arm.grid and set(remedy.controls) & set(arm.changes)]
-                text = f"Its control: arm {', '.join(map(repr, controls))}." if controls else remedy.text
-                yield f"axes.{axis} also changes {name} ({told}). {text}"
-        for target in sweep.tied:
-            by_value = _along(sweep, axis, partial(_knob, target))
-            if len(set(by_value.values())) > 1:
-                yield f"ties.{target} moves together with axes.{axis}: an effect belongs to both."
-
-
-@dataclass(frozen=True)
-class _Remedy:
-    text: str
-    caused_by: tuple[str, ...]  # axes that are about just this
-    controls: tuple[str, ...] = ()  # knobs by which a named arm takes it out
-
-
-_SIDE_EFFECTS: tuple[tuple[str, Callable[[RunConfig], float], _Remedy], ...] = (
-    (
-        "the optimizer steps per iteration",
-        steps_per_iteration,
-        _Remedy(
-            "Its effect and theirs cannot be told apart; set optim.updates_per_rollout, or add an arm that does.",
-            ("optim.minibatch", "optim.epochs", "optim.updates_per_rollout"),
-            ("optim.updates_per_rollout",),
-        ),
-    ),
-    (
-        "the trajectories sampled per iteration",
-        lambda cfg: cfg.rollout.prompts * cfg.rollout.responses,
-        _Remedy(
-            "Tie rollout.prompts and rollout.responses to keep their product, unless that is the question.",
-            (),
-        ),
-    ),
-)
-
-
-def _along(sweep: Sweep, axis: str, measure: Callable[[RunConfig], Any]) -> dict[str, Any]:
-    """Axis value -> measure, with the other axes at the values of the first arm."""
-    grid = _grid(sweep)
-    first = {path: values[0] for path, values in sweep.axes.items()}
-    found = {}
-    for arm in grid:
-        others = {path: arm.changes[path] for path in sweep.axes if path != axis}
-        if all(value == first[path] for path, value in others.items()):
-            found[str(arm.changes[axis])] = measure(sweep.cfg_of(arm.name))
-    return found
-
-
-def _named_arms(sweep: Sweep) -> Iterator[str]:
-    """A named arm that departs from every other arm in more than one knob has no one to be compared with."""
-    for arm in sweep.arms:
-        if arm.grid:
-            continue
-        mine = sweep.cfg_of(arm.name).identity()
-        differences = {}
-        for other in sweep.arms:
-            if other.name != arm.name:
-                theirs = sweep.cfg_of(other.name).identity()
-                differences[other.name] = sorted(
-                    path for path in {*mine, *theirs} if path != "seed" and mine.get(path) != theirs.get(path)
-                )
-        if not differences:
-            continue
-        nearest = min(differences, key=lambda name: len(differences[name]))
-        if len(differences[nearest]) > 1:
-            yield (
-                f"arm {arm.name!r} differs from its nearest arm {nearest!r} in {len(differences[nearest])} knobs "
-                f"({', '.join(differences[nearest])}): a difference cannot be put down to one of them."
-            )
-
-
-def _knob(path: str, cfg: RunConfig) -> Any:
-    return cfg.flat()[path]
-
-
-def smallest_p(levels: int, seeds: int) -> float:
-    """Smallest one-sided p of an exact test that permutes ``levels`` arms within each of ``seeds`` blocks."""
-    return float(math.factorial(levels)) ** -seeds
-
-
-def seeds_needed(levels: int, alpha: float) -> int:
-    """Paired seeds from which ``smallest_p`` can reach ``alpha``."""
-    return math.ceil(math.log(1 / alpha) / math.log(math.factorial(levels)))
-
-
-def _power(sweep: Sweep) -> Iterator[str]:
-    """Whether the seeds can carry any verdict, whatever the runs show."""
-    if len(sweep.arms) < 2:
-        return
-    alpha = ALPHA / max(1, len(sweep.findings))
-    strict = f" ({ALPHA} shared by {len(sweep.findings)} findings)" if len(sweep.findings) > 1 else ""
-    count = len(sweep.seeds)
-    ordered = [len(values) for values in sweep.axes.values() if len(values) > 2 and all(map(_is_number, values))]
-    best = max(ordered, default=2)
-    reach = smallest_p(best, count)
-    if reach > alpha:
-        what = f"a trend over {best} levels" if best > 2 else "a comparison of two arms"
-        yield (
-            f"seeds: with {count} the smallest p that {what} can reach is {reach:.2g}, above {alpha:.2g}{strict}: no "
-            f"verdict is possible. At least {seeds_needed(best, alpha)} are needed."
+    With ``--set`` it need not match: what it was accepted for may be mended by that.
+    """
+    idle = [rule for rule in sweep.accept if rule not in {note.rule for note in notes}]
+    if idle and not sweep.overridden:
+        raise ConfigError(
+            sweep.file,
+            [f"accept.{rule}: this sweep has no warning of that rule; remove the line." for rule in idle],
         )
-    elif best > 2 and smallest_p(2, count) > alpha:
-        yield (
-            f"seeds: {count} can carry a trend over {best} levels (p down to {reach:.2g}), but not a comparison of two "
-            f"arms (p down to {smallest_p(2, count):.2g}); that takes {seeds_needed(2, alpha)}."
-        )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _finding_4_controls(sweep: Sweep) -> Iterator[str]:
-    """Finding 4 (filtering): does the variance matter, or only that fewer groups and updates are left?"""
-    if 4 not in sweep.findings:
-        return
-    configs = [sweep.cfg_of(arm.name) for arm in sweep.arms]
-    ratios = {cfg.filter.keep_ratio for cfg in configs if cfg.filter.kind == "std"}
-    if len(ratios) < 2:
-        yield "finding 4 needs at least two keep ratios, for example axes: {filter.keep_ratio: [1.0, 0.5, 0.25]}."
-        return
-    if not any(cfg.filter.kind == "random" and cfg.filter.keep_ratio in ratios for cfg in configs):
-        yield (
-            "finding 4 has no random-drop control (filter.kind: random at one of the keep ratios): whether the choice "
-            "of groups matters, or only that there are fewer, cannot be told."
-        )
-    whole = [cfg for cfg in configs if cfg.filter.keep_ratio == max(ratios)]
-    least = min(ratios)
-    steps = {steps_per_iteration(cfg) for cfg in whole}
-    if not any(cfg.filter.keep_ratio == least and steps_per_iteration(cfg) in steps for cfg in configs):
-        yield (
-            f"finding 4 has no control with as many updates as the unfiltered arm (keep ratio {least:g} with "
-            f"optim.updates_per_rollout: {max(steps)}): filtering also means fewer optimizer steps."
-        )
-    if whole and whole[0].detect.on_collapse == "stop":
-        yield (
-            "on_collapse: stop ends runs by our own detector, and survival tests must then be given both ways; "
-            "on_collapse: continue lets the runs show whether they would have recovered."
-        )
+    return [replace(note, accepted=sweep.accept.get(note.rule)) for note in notes]

@@ -23,6 +23,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ragen_lab.seeds import derive
+from ragen_lab.sweep.design import Condition
 from ragen_lab.sweep.search_page import Range, SearchSection, better
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -34,7 +35,6 @@ _STATES = {
     "failed": TrialState.FAIL,
 }
 Space = Mapping[str, "list[Any] | Range"]
-Conditions = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,25 @@ class Proposal:
 
 
 def propose(
-    space: Space, search: SearchSection, known: Sequence[Known], conditions: Conditions | None = None
+    space: Space,
+    search: SearchSection,
+    known: Sequence[Known],
+    conditions: Sequence[Condition] = (),
+    plain: Mapping[str, Any] | None = None,
 ) -> Proposal:
-    """The next setting: dotted knob -> value, of those axes whose condition holds."""
+    """The next setting: dotted knob -> value, of those axes that apply.
+
+    ``conditions``: in an order in which each can be judged; ``plain``: what a knob is where no axis changes it.
+    """
     with _quiet():
         study = _study(space, search, known)
         trial = study.ask()
         params: dict[str, Any] = {}
-        for path in _ordered(space, conditions or {}):
-            wanted = (conditions or {}).get(path, {})
-            if all(params.get(other, value) == value for other, value in wanted.items()):
-                params[path] = _suggest(trial, path, space[path])
+        held = {condition.path: condition for condition in conditions}
+        for path in (*(path for path in space if path not in held), *(path for path in held if path in space)):
+            value = _suggest(trial, path, space[path]) if _applies(held.get(path), params, plain or {}) else None
+            if value is not None:
+                params[path] = value
         frozen = study.trials[trial.number]
         return Proposal(params, dict(frozen.system_attrs))
 
@@ -184,9 +192,10 @@ def _suggest(trial: optuna.Trial, path: str, axis: list[Any] | Range) -> Any:
     return trial.suggest_float(path, float(axis.low), float(axis.high), log=axis.log, step=axis.step)
 
 
-def _ordered(space: Space, conditions: Conditions) -> list[str]:
-    """The axes, those that others depend on first."""
-    return sorted(space, key=lambda path: path in conditions)
+def _applies(condition: Condition | None, params: Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+    return condition is None or all(
+        params.get(knob, plain.get(knob)) in allowed for knob, allowed in condition.allowed.items()
+    )
 
 
 class _quiet(warnings.catch_warnings):

@@ -7,23 +7,47 @@ share is told once.
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ragen_lab.config import RunConfig, apply_overrides, build, flatten, knobs, load, suggest
+from ragen_lab.config import RunConfig, apply_overrides, build, flatten, load
 from ragen_lab.errors import ConfigError
-from ragen_lab.page import read_value, scan_page
+from ragen_lab.page import read_value, scan_experiment, scan_page
 from ragen_lab.sections import Section
 from ragen_lab.sweep import ties
-from ragen_lab.sweep.page_keys import HERE, MOST_SEEDS, NAME, SweepPage, is_sweep_page, read_keys
-from ragen_lab.sweep.search_page import BudgetSection, Range, SchedulerSection, SearchSection, rungs
-from ragen_lab.sweep.template import Template, leaves
+from ragen_lab.sweep.design import (
+    Condition,
+    Factor,
+    applicable,
+    as_knob,
+    as_knobs,
+    combinations,
+    conditions_of,
+    factors_of,
+    label,
+    merged,
+)
+from ragen_lab.sweep.include import with_included
+from ragen_lab.sweep.page_check import (
+    Constraint,
+    constraints_of,
+    design_faults,
+    known,
+    knows,
+    leaves,
+    override_notes,
+    path_faults,
+    seeds_of,
+    ties_of,
+)
+from ragen_lab.sweep.page_keys import HERE, NAME, ConstraintSection, SweepPage, is_sweep_page, read_keys
+from ragen_lab.sweep.search_check import budget_faults, scheduler_faults, space_faults, without_space
+from ragen_lab.sweep.search_page import BudgetSection, SchedulerSection, SearchSection
+from ragen_lab.sweep.template import Template
 
 
 @dataclass(frozen=True)
@@ -32,7 +56,7 @@ class Arm:
 
     name: str
     changes: dict[str, Any]
-    grid: bool  # from the axes, not a named control
+    grid: bool  # from the axes or the list of settings, not a named control
 
 
 @dataclass(frozen=True)
@@ -47,7 +71,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A resolved page: every trial complete. ``trials``: the first seed of every arm comes first."""
+    """A resolved page: every trial complete. ``trials``: the first seed of every arm comes first.
+
+    ``axes``: dotted knob -> its values (of a list of settings: those that occur). ``groups``: the axes that are walked
+    together; an axis of its own is a group of one. ``left_out``: what conditions and constraints took out, in words.
+    """
 
     name: str
     file: str
@@ -56,6 +84,7 @@ class Sweep:
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     trials: tuple[Trial, ...]
+    groups: tuple[tuple[str, ...], ...] = ()
     tied: tuple[str, ...] = ()
     cpus: float = 1
     gpus: float = 0
@@ -67,7 +96,10 @@ class Sweep:
     scheduler: SchedulerSection = field(default_factory=SchedulerSection)
     budget: BudgetSection = field(default_factory=BudgetSection)
     space: dict[str, Any] = field(default_factory=dict)  # axes of a search: levels or a Range
-    template: Template | None = None  # what every arm of the page starts from
+    template: Template | None = None  # what every setting of a search starts from
+    left_out: tuple[str, ...] = ()
+    accept: dict[str, str] = field(default_factory=dict)  # rule of the linter -> why its warnings are accepted
+    overridden: bool = False  # by --set: an accepted warning may then be gone
     grows: bool = False  # trials that earlier calls asked for stay in it
 
     def cfg_of(self, arm: str) -> RunConfig:
@@ -80,10 +112,13 @@ def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
 
     Raises ConfigError with every fault of the page and of every run it asks for.
     """
-    file = Path(path)
-    tree, twice = scan_page(file)
+    file, sets = Path(path), dict(overrides or {})
+    tree, faults = scan_page(file)
+    if "include" in sets:
+        tree["include"] = sets.pop("include")
+    tree, included = with_included(file, tree)
     tree.setdefault("name", file.stem)
-    return _Resolver(file, tree, dict(overrides or {}), twice).resolve()
+    return _Resolver(file, tree, sets, [*faults, *included], overridden=bool(overrides)).resolve()
 
 
 def one_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
@@ -105,7 +140,7 @@ def one_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Swe
     except ConfigError:  # a page that needs its overrides
         plain = {}
     told = {path: value for path, value in changes.items() if path != "seed" and mine.get(path) != plain.get(path)}
-    arm = _label(told)[:100] or "run"
+    arm = label(told)[:100] or "run"
     trial = Trial(arm, cfg.seed, cfg, cfg.trial_id())
     return Sweep(name, str(path), (), {}, (Arm(arm, told, True),), (cfg.seed,), (trial,), grows=True)
 
@@ -121,10 +156,10 @@ def parse_sets(texts: Sequence[str]) -> dict[str, Any]:
     """``["a.b=1", ...]`` -> dotted path -> value, read as YAML. Raises ConfigError with every fault."""
     found: dict[str, Any] = {}
     faults: list[str] = []
-    for text in texts:
-        path, equals, value = text.partition("=")
+    for typed in texts:
+        path, equals, value = typed.partition("=")
         if not equals or not path.strip():
-            faults.append(f"{text!r}: write PATH=VALUE, for example optim.lr=1e-3.")
+            faults.append(f"{typed!r}: write PATH=VALUE, for example optim.lr=1e-3.")
             continue
         if path.strip() in found:
             faults.append(f"{path.strip()}: is given twice; give it once.")
@@ -145,34 +180,52 @@ def env_section(name: str, overrides: Mapping[str, Any]) -> Section:
     return build(apply_overrides({"env": {"name": name}}, dict(overrides), "--env"), "--env").env
 
 
+T = TypeVar("T")
+SHOWN = 6  # arms named of those that a constraint leaves out
+
+
 class _Resolver:
     """One reading of one page; ``faults`` fills up on the way and is raised at the end."""
 
-    def __init__(self, file: Path, tree: dict[str, Any], overrides: dict[str, Any], faults: list[str]) -> None:
-        self.file, self.faults = file, list(faults)
+    def __init__(
+        self, file: Path, tree: dict[str, Any], overrides: dict[str, Any], faults: list[str], overridden: bool
+    ) -> None:
+        self.file, self.faults, self.overridden = file, list(faults), overridden
         self.notes: list[str] = []
-        self.known = list(knobs())
+        self.left_out: list[str] = []
         self.knob_overrides: dict[str, Any] = {}
-        self.page = self._read(self._with_page_overrides(tree, overrides))
+        self._plain_of: dict[str, dict[str, Any]] = {}
+        self.whole = self._told(read_keys(self._with_page_overrides(tree, overrides)))
+        self.page, self.space, faults = without_space(self.whole)
+        self.faults += faults
 
     def resolve(self) -> Sweep:
         page = self.page
-        seeds = self._seeds()
-        parsed = self._ties()
-        self._check_paths(parsed)
-        arms = self._arms()
+        seeds = self._told(seeds_of(page))
+        parsed = self._told(ties_of(page))
+        constraints = self._told(constraints_of(page))
+        conditions = self._told(conditions_of(self.whole))
+        self.faults += [
+            *path_faults(self.whole, parsed, self.knob_overrides),
+            *design_faults(page),
+            *budget_faults(page),
+        ]
+        self.notes += override_notes(page, self.knob_overrides)
         base = self._base()
+        arms, factors = self._arms(base, [] if self.space else conditions)
+        resolved: list[tuple[Arm, RunConfig]] = []
         trials: list[Trial] = []
         template = None
         if base is not None:
-            configs = self._configs(arms, parsed, base)
-            arms = [Arm(arm.name, changes, arm.grid) for arm, changes in zip(arms, self._changes, strict=True)]
-            template = Template(base, {target: ast.unparse(node) for target, node in parsed.items()})
-            if configs:
-                self._check_search(template, configs)
+            resolved = self._configs(arms, parsed, constraints, base)
+            self.faults += scheduler_faults(self.whole, [cfg for _, cfg in resolved])
+            texts = {target: ast.unparse(node) for target, node in parsed.items()}
+            kept = tuple(section.require for section, _ in constraints)
+            template = Template(base, texts, kept, tuple(conditions))
+            if resolved and self.space:
+                self.faults += space_faults(self.space, template)
             if not self.faults:
-                pairs = list(zip(arms, configs, strict=True))
-                trials = [self._trial(arm.name, seed, cfg) for seed in seeds for arm, cfg in pairs]
+                trials = [self._trial(arm.name, seed, cfg) for seed in seeds for arm, cfg in resolved]
                 self._check_distinct(trials)
         if self.faults:
             raise ConfigError(str(self.file), self.faults)
@@ -180,10 +233,11 @@ class _Resolver:
             name=page.name,
             file=str(self.file),
             findings=tuple(sorted(set(page.findings))),
-            axes={path: tuple(values) for path, values in self._levels().items()},
-            arms=tuple(arms),
+            axes={path: tuple(values) for path, values in self._axes(factors, arms).items()},
+            arms=tuple(arm for arm, _ in resolved),
             seeds=tuple(seeds),
             trials=tuple(trials),
+            groups=tuple(factor.paths for factor in factors) or tuple((path,) for path in self._axes(factors, arms)),
             tied=tuple(page.ties),
             cpus=page.resources.cpus,
             gpus=page.resources.gpus,
@@ -194,9 +248,17 @@ class _Resolver:
             search=page.search,
             scheduler=page.scheduler,
             budget=page.budget,
-            space=dict(page.axes) if page.search.kind != "grid" else {},
-            template=template,
+            space=self.space,
+            template=template if self.space else None,
+            left_out=tuple(self.left_out),
+            accept=dict(page.accept),
+            overridden=self.overridden,
         )
+
+    def _told(self, found: tuple[T, list[str]]) -> T:
+        """The first of a pair, whose second are faults."""
+        self.faults += found[1]
+        return found[0]
 
     # --- the page itself ---
 
@@ -222,149 +284,60 @@ class _Resolver:
                     self.faults.append(f"--set {path}: '{head}' is a value on this page, not a section.")
         return tree
 
-    def _read(self, tree: dict[str, Any]) -> SweepPage:
-        page, faults = read_keys(tree)
-        self.faults += faults
-        return page
-
-    def _seeds(self) -> list[int]:
-        seeds = self.page.seeds
-        if isinstance(seeds, int):
-            if seeds < 1:
-                self.faults.append("seeds: got 0; give at least 1 replicate, for example seeds: 3.")
-            if seeds > MOST_SEEDS:
-                self.faults.append(
-                    f"seeds: got {seeds}; at most {MOST_SEEDS} replicates per sweep. For particular seeds give a list, "
-                    f"for example seeds: [0, 1, 2]."
-                )
-            return list(range(min(seeds, MOST_SEEDS)))
-        if not seeds:
-            self.faults.append("seeds: the list is empty; give at least one seed, or a number of replicates.")
-        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-        if twice:
-            told = ", ".join(map(str, twice))
-            self.faults.append(f"seeds: {told} is there twice; a replicate with the same seed is the same run.")
-        return seeds
-
-    def _ties(self) -> dict[str, Any]:
-        """Target -> parsed expression, in an order in which each can be computed."""
-        parsed = {}
-        for target, text in self.page.ties.items():
-            try:
-                parsed[target] = ties.parse(str(text))
-            except ties.TieError as error:
-                self.faults.append(f"ties.{target}: {error}")
-        reads = {target: ties.paths(node) & set(parsed) for target, node in parsed.items()}
-        try:
-            order = list(TopologicalSorter(reads).static_order())
-        except CycleError as error:
-            self.faults.append(f"ties: {' -> '.join(error.args[1])} go round in a circle; give one of them a value.")
-            return {}
-        return {target: parsed[target] for target in order}
-
-    def _knows(self, path: str) -> bool:
-        """Whether it is a knob; the options of an outside environment are its own affair."""
-        return path in self.known or path.startswith("env.options.")
-
-    def _check_paths(self, parsed: Mapping[str, Any]) -> None:
-        page = self.page
-        named = [(f"axes.{path}", path) for path in page.axes]
-        named += [(f"arms.{arm}.{path}", path) for arm, changes in page.arms.items() for path in flatten(changes)]
-        named += [(f"ties.{path}", path) for path in page.ties]
-        named += [(f"--set {path}", path) for path in self.knob_overrides]
-        for where, path in named:
-            if path in HERE:
-                self.faults.append(f"{where}: set this with the page's own key '{HERE[path]}'.")
-            elif not self._knows(path):
-                section = [knob for knob in self.known if knob.startswith(path + ".")]
-                hint = f" It is a section; name a knob of it, for example {section[0]}." if section else ""
-                pages = list(SweepPage.model_fields) if where.startswith("--set") and "." not in path else []
-                hint = hint or suggest(path, [*pages, *self.known])
-                self.faults.append(f"{where}: no such knob.{hint} `ragen-lab list knobs` shows them all.")
-        for target, node in parsed.items():
-            for path in sorted(ties.paths(node)):
-                if not self._knows(path):
-                    self.faults.append(f"ties.{target}: reads '{path}', which is no knob.{suggest(path, self.known)}")
-        for path, values in page.axes.items():
-            if isinstance(values, Range):
-                continue
-            if not values:
-                self.faults.append(f"axes.{path}: the axis is empty; give at least one value, or remove it.")
-            twice = [value for position, value in enumerate(values) if value in values[:position]]
-            if twice:
-                self.faults.append(f"axes.{path}: {', '.join(_text(value) for value in twice)} is there twice.")
-            if path in self.knob_overrides:
-                self.faults.append(f"--set {path}: is an axis of this page; use --set 'axes.{path}=[...]'.")
-        for path in page.ties:
-            setters = [f"axes.{path}"] if path in page.axes else []
-            setters += [f"arms.{arm}" for arm, changes in page.arms.items() if path in flatten(changes)]
-            setters += [f"--set {path}"] if path in self.knob_overrides else []
-            if setters:
-                self.faults.append(f"ties.{path}: is also set by {', '.join(setters)}; keep one of them.")
-        for path in self.knob_overrides:
-            arms = [arm for arm, changes in page.arms.items() if path in flatten(changes)]
-            if arms:
-                self.notes.append(f"--set {path} does not reach {', '.join(arms)}, which set it themselves.")
-
     # --- arms and runs ---
 
-    def _levels(self) -> dict[str, list[Any]]:
-        """The axes of a grid. A search proposes its settings while it runs; the base itself is its first arm."""
-        if self.page.search.kind != "grid":
-            return {}
-        return {path: values for path, values in self.page.axes.items() if not isinstance(values, Range)}
-
-    def _check_search(self, template: Template, configs: Sequence[RunConfig]) -> None:
-        """What a search, and a scheduler that compares settings, need of the page."""
+    def _arms(self, base: dict[str, Any] | None, conditions: Sequence[Condition]) -> tuple[list[Arm], list[Factor]]:
+        """The arms of the design, those that differ only in an axis that does not apply once, then the named ones."""
         page = self.page
-        ranges = [path for path, values in page.axes.items() if isinstance(values, Range)]
-        if page.search.kind == "grid":
-            self.faults += [
-                f"axes.{path}: a grid needs a list of values; for a range choose search: {{kind: optuna, trials: 20}}."
-                for path in ranges
-            ]
-        elif not page.axes:
-            self.faults.append("axes: empty; a search needs at least one axis to vary.")
-        else:
-            for path, values in page.axes.items():
-                for value in (values.low, values.high) if isinstance(values, Range) else values:
-                    try:
-                        template.resolve({path: value}, path)
-                    except (ConfigError, ties.TieError) as error:
-                        told = error.faults if isinstance(error, ConfigError) else [str(error)]
-                        self.faults += [f"axes.{path}: {fault}" for fault in told if fault.startswith(f"{path}:")]
-        if page.scheduler.kind != "fifo":
-            if len({(cfg.train.iterations, cfg.eval.every) for cfg in configs}) > 1 or {
-                "train.iterations",
-                "eval.every",
-            } & set(page.axes):
-                self.faults.append(
-                    f"scheduler.kind: {page.scheduler.kind} compares settings at the same iterations, so that all arms "
-                    f"need the same train.iterations and eval.every; use fifo."
-                )
-            elif len(rungs(page.scheduler, configs[0].train.iterations, configs[0].eval.every)) < 2:
-                self.faults.append(
-                    f"scheduler.first: leaves no comparison before iteration {configs[0].train.iterations}; give less, "
-                    f"or more train.iterations."
-                )
-
-    def _arms(self) -> list[Arm]:
-        page = self.page
+        # An empty or unknown axis has been told already.
+        factors = self._told(factors_of(page))
         arms = []
-        if page.axes or not page.arms:
-            # An empty or unknown axis has been told already.
-            axes = {path: values for path, values in self._levels().items() if values and self._knows(path)}
-            for values in itertools.product(*axes.values()):
-                changes = dict(zip(axes, values, strict=True))
-                arms.append(Arm(_label(changes) or "base", changes, True))
+        if page.axes or page.settings or not page.arms or self.space:
+            before = combinations(page, factors)
+            after = [applicable(each, conditions, self._plain(base, each)) for each in before] if conditions else before
+            kept = merged(after, before)
+            if len(kept) < len(before):
+                gone = len(before) - len(kept)
+                self.left_out.append(
+                    f"when: {gone} of {len(before)} combinations differ from another one only in an axis that does not "
+                    f"apply to them; each is one arm with it."
+                )
+            for place, changes in enumerate(kept):
+                shown = changes
+                if page.design == "one_at_a_time" and place:
+                    shown = {path: value for path, value in changes.items() if kept[0].get(path) != value} or changes
+                name = label(shown) if place or page.design != "one_at_a_time" else ""
+                arms.append(Arm(name or "base", changes, True))
         labels = {arm.name for arm in arms}
         for name, changes in page.arms.items():
             if name in labels:
                 self.faults.append(f"arms.{name}: an arm of the axes has this name already; choose another.")
             if not name.strip() or len(name) > 100:
                 self.faults.append(f"arms.{name!r}: a name has 1 to 100 characters.")
-            arms.append(Arm(name, flatten(changes), False))
-        return arms
+            arms.append(Arm(name, as_knobs(flatten(changes)), False))
+        return arms, factors
+
+    def _plain(self, base: dict[str, Any] | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """What every knob is where an arm does not change it; of a base that is at fault, the defaults."""
+        name = {path: value for path, value in changes.items() if path == "env.name"}
+        if (key := repr(name)) not in self._plain_of:
+            try:
+                self._plain_of[key] = leaves(apply_overrides(base or {}, name, ""))
+            except ConfigError:
+                self._plain_of[key] = RunConfig().flat()
+        return self._plain_of[key]
+
+    def _axes(self, factors: list[Factor], arms: list[Arm]) -> dict[str, list[Any]]:
+        if self.page.design != "list":
+            axes = self.page.levels()
+            values = {path: axes[path] for factor in factors for path in factor.paths}
+            return {path: [as_knob(path, value) for value in listed] for path, listed in values.items()}
+        found: dict[str, list[Any]] = {}
+        for arm in arms:
+            for path, value in arm.changes.items() if arm.grid else ():
+                if value not in (listed := found.setdefault(path, [])):
+                    listed.append(value)
+        return found
 
     def _base(self) -> dict[str, Any] | None:
         """The tree of the base page with ``--set`` applied; None where it cannot be read."""
@@ -374,41 +347,61 @@ class _Resolver:
             return None
         file = self.file.parent / self.page.base
         try:
-            tree, twice = scan_page(file)
-            self.faults += [f"base: {file}: {fault}" for fault in twice]
-            if is_sweep_page(tree):
+            if is_sweep_page(scan_page(file)[0]):
                 self.faults.append(f"base: {file} is itself a sweep page; name an experiment page.")
                 return None
+            tree, twice = scan_experiment(file)
+            self.faults += [f"base: {file}: {fault}" for fault in twice]
             if "seed" in tree:
                 self.notes.append(f"seed: {tree['seed']} of the base page is not used: the sweep's seeds are.")
-            overrides = {path: value for path, value in self.knob_overrides.items() if self._knows(path)}
+            overrides = {path: value for path, value in self.knob_overrides.items() if knows(path)}
             if self.page.on_collapse is not None:
                 overrides["detect.on_collapse"] = self.page.on_collapse
             return apply_overrides(tree, overrides, str(file))
         except ConfigError as error:
-            self.faults += [f"base: {error.where}: {fault}" for fault in error.faults]
+            self.faults += [
+                f"{fault if fault.startswith('base:') else f'base: {error.where}: {fault}'}" for fault in error.faults
+            ]
             return None
 
-    def _configs(self, arms: list[Arm], parsed: Mapping[str, Any], base: dict[str, Any]) -> list[RunConfig]:
-        """One config per arm, its faults gathered; a fault of all arms is told once, as the base's."""
+    def _configs(
+        self,
+        arms: list[Arm],
+        parsed: Mapping[str, ast.expr],
+        constraints: list[Constraint],
+        base: dict[str, Any],
+    ) -> list[tuple[Arm, RunConfig]]:
+        """The arms that keep the constraints, with one config each. Faults are gathered; a fault of all arms is told
+        once, as the base's."""
         of_arm: list[tuple[str, list[str]]] = []
-        configs = []
-        self._changes: list[dict[str, Any]] = []
+        kept = []
+        dropped: dict[str, list[str]] = {}
         for arm in arms:
-            changes = {path: value for path, value in arm.changes.items() if self._knows(path)}
+            changes = {path: value for path, value in arm.changes.items() if knows(path)}
             try:
                 tree = apply_overrides(base, changes, arm.name)
                 for target, node in parsed.items():
-                    if {target, *ties.paths(node)} <= set(self.known):
-                        value = ties.compute(node, leaves(tree))
+                    if {target, *ties.paths(node)} <= set(known()):
+                        value = as_knob(target, ties.compute(node, leaves(tree)))
                         tree = apply_overrides(tree, {target: value}, arm.name)
                         changes[target] = value
-                configs.append(build(tree, arm.name))
+                broken = self._broken(constraints, tree) if constraints else None
+                if broken is None:
+                    kept.append((Arm(arm.name, changes, arm.grid), build(tree, arm.name)))
+                elif broken.otherwise == "fail" or not arm.grid:
+                    named = "" if arm.grid else " A named arm is not dropped: change it, or the constraint."
+                    of_arm.append((arm.name, [f"constraints: {broken.require} does not hold.{named}"]))
+                else:
+                    dropped.setdefault(broken.require, []).append(arm.name)
             except ties.TieError as error:
                 of_arm.append((arm.name, [f"ties: {error}"]))
             except ConfigError as error:
                 of_arm.append((arm.name, error.faults))
-            self._changes.append(changes)
+        for broken_text, names in dropped.items():
+            shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+            self.left_out.append(f"constraints: {broken_text} leaves out {len(names)} of {len(arms)} arms: {shown}.")
+        if dropped and not kept and not of_arm:
+            self.faults.append("constraints: no arm is left; loosen one of them, or change the axes.")
         base_file = self.file.parent / (self.page.base or "")
         told: list[str] = []
         for _, faults in of_arm:
@@ -421,7 +414,18 @@ class _Resolver:
                 if text not in told:
                     told.append(text)
         self.faults += told
-        return configs
+        return kept
+
+    def _broken(self, constraints: list[Constraint], tree: dict[str, Any]) -> ConstraintSection | None:
+        """The first constraint that a run breaks. A dropped arm may break rules across knobs."""
+        values = leaves(tree)
+        for section, node in constraints:
+            try:
+                if not ties.holds(node, values):
+                    return section
+            except ties.TieError as error:
+                raise ConfigError("", [f"constraints: {section.require}: {error}"]) from None
+        return None
 
     def _trial(self, arm: str, seed: int, cfg: RunConfig) -> Trial:
         seeded = cfg.model_copy(update={"seed": seed})  # both have been validated: once per arm, not per seed
@@ -445,17 +449,3 @@ class _Resolver:
                     f"share of one, for example resources: {{gpus: 1}}."
                 )
                 break
-
-
-def _label(changes: Mapping[str, Any]) -> str:
-    """'keep_ratio=0.5, lr=0.001'; a knob by its whole path where its last part is ambiguous."""
-    lasts = [path.rsplit(".", 1)[-1] for path in changes]
-    words = [
-        f"{last if lasts.count(last) == 1 else path}={_text(value)}"
-        for (path, value), last in zip(changes.items(), lasts, strict=True)
-    ]
-    return ", ".join(words)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

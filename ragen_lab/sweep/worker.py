@@ -40,6 +40,7 @@ from ragen_lab.track import (
     METRICS_FILE,
     FolderTracker,
     Outcome,
+    Paused,
     locked,
     trial_folder,
     write_done,
@@ -63,7 +64,9 @@ class TrialRequest:
     trainer: str = "ragen_lab.train:train"  # "module:function"
     capture: bool = True  # what the trial prints goes to its log.txt
     until: int | None = None  # stop here for now: the scheduler decides whether it goes on; None = to its end
+    command: str = ""  # what the user typed, for the trial's provenance
     patience: float = 300.0  # seconds without a sign of life of another process at work on it, before giving up
+    pause: str | None = None  # while this file exists, the trial rests: at its next checkpoint, or before it begins
     limits: Limits = field(default_factory=Limits)  # in worker processes only: they are kept by ending the process
 
 
@@ -89,6 +92,8 @@ def run_trial(request: TrialRequest) -> TrialResult:
     """Bring one trial to where its config wants it. Never raises for what goes wrong inside the trial."""
     started = time.monotonic()
     folder = trial_folder(Path(request.home), request.trial_id)
+    while request.pause is not None and Path(request.pause).exists():
+        time.sleep(0.2)  # the driver ends this process once the trials under way have come to rest
     try:
         with _held(folder, request.patience):
             result = _run_locked(request, folder)
@@ -106,7 +111,7 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
     (folder / DONE_FILE).unlink(missing_ok=True)
     notes: list[str] = []
     error: str | None = None
-    cause, permanent = "", False
+    cause, permanent, paused = "", False, False
     outcome: Any = None
     with ExitStack() as stack:
         stack.enter_context(_as_it_was())
@@ -115,11 +120,14 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
         guard = stack.enter_context(Guard(folder, request.limits))
         try:
             trainer: Trainer = _find(request.trainer)
-            tracker = _GuardedTracker(folder, request.cfg, guard)
+            pause = Path(request.pause) if request.pause else None
+            tracker = _GuardedTracker(folder, request.cfg, guard, pause)
             notes = tracker.notes
-            write_provenance(folder, len(tracker.rows))
+            write_provenance(folder, len(tracker.rows), request.command, request.seed)
             stage = _Stage(folder / STAGE_FILE, guard)
             outcome = trainer(request.cfg, tracker, Path(request.home), stage, request.until)
+        except Paused:
+            paused = True
         except KeyboardInterrupt:  # the user's, not the trial's
             raise
         except BaseException as problem:  # the border of the trial: exits and panics of libraries are reported too
@@ -128,6 +136,9 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
             _write_traceback(folder / LOG_FILE, request.capture)
         (folder / STAGE_FILE).unlink(missing_ok=True)
     view = look(folder, request.cfg)
+    if paused and not _reached(view, request):
+        write_done(folder, "paused", view.iteration)
+        return TrialResult(request.trial_id, "paused", view.iteration, notes=tuple(notes))
     if error is None and not _reached(view, request):
         asked = request.cfg.train.iterations if request.until is None else request.until
         error = (
@@ -226,8 +237,8 @@ def _mtime(file: Path) -> float | None:
 class _GuardedTracker(FolderTracker):
     """A folder tracker that tells the guard of every new row."""
 
-    def __init__(self, folder: Path, cfg: RunConfig, guard: Guard) -> None:
-        super().__init__(folder, cfg)
+    def __init__(self, folder: Path, cfg: RunConfig, guard: Guard, pause: Path | None) -> None:
+        super().__init__(folder, cfg, pause)
         self._guard = guard
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:

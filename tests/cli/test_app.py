@@ -92,7 +92,8 @@ def test_check_plan_and_report_load_nothing_heavy(write: Write, cli: Callable[..
 
 def test_every_command_has_help_with_an_example() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    assert {"sweep", "run", "check", "report", "list", "eval", "ui", "sync", "show", "doctor"} == set(commands)
+    known = "sweep run check report list eval ui sync show dashboard doctor import prune"
+    assert set(known.split()) == set(commands)
     for name, command in commands.items():
         assert "ragen-lab " + name in (command.help or ""), name
 
@@ -101,8 +102,9 @@ def test_sweep_json(write: Write, cli: Callable[..., Any], tmp_path: Path) -> No
     page = str(write())
     code, out, err = cli("sweep", page, "--workers", "2", "--json")
     assert code == 0
-    result = json.loads(out.splitlines()[-1])
-    assert len(out.splitlines()) == 1  # all words for people are on stderr
+    *events, result = [json.loads(line) for line in out.splitlines()]  # all words for people are on stderr
+    assert list(result) == ["sweep", "trials", "report"]
+    assert all("event" in event and "time" in event for event in events)
     assert result["sweep"] == "tested"
     assert len(result["trials"]) == 4
     assert all(trial["mlflow_run_id"] for trial in result["trials"])
@@ -112,9 +114,73 @@ def test_sweep_json(write: Write, cli: Callable[..., Any], tmp_path: Path) -> No
     assert "MLflow: ragen-lab ui --home" in err
     for line in (tmp_path / "home").glob("trials/*/metrics.jsonl"):
         assert "iteration" in json.loads(line.read_text().splitlines()[0])
-    again = json.loads(cli("sweep", page, "--workers", "2", "--json")[1])
+    *events, again = map(json.loads, cli("sweep", page, "--workers", "2", "--json")[1].splitlines())
+    assert [event["event"] for event in events] == ["planned", "report", "summary"]
     assert all(trial["reused"] for trial in again["trials"])
     assert set(calls(tmp_path / "home").values()) == {1}
+
+
+def test_steering_by_name(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
+    """--status, --stop and --pause take a name instead of a page; mistakes are exit code 2 without a traceback."""
+    page, off = str(write()), ("--set", "track.mlflow=false")
+    cli("sweep", page, "--workers", "0", *off)
+    code, out, _ = cli("sweep", "--status", "tested")
+    assert (code, out.splitlines()[0]) == (0, "tested: done, 4 of 4 trials done.")
+    status = json.loads(cli("sweep", "--status", "tested", "--json")[1])
+    assert (status["state"], len(status["trials"])) == ("done", 4)
+    code, out, err = cli("sweep", "--stop", "tested", "--json")
+    assert (code, json.loads(out)["was_running"]) == (0, False)
+    assert "does not run, so there is nothing to stop" in err
+    for args, words in (
+        (["sweep"], "name a sweep page"),
+        (["sweep", "--status", "teste"], "no sweep named 'teste'"),
+        (["sweep", page, "--pause", "tested"], "leave out"),
+        (["sweep", "--pause", "tested", "--local"], "--local is for running a page"),
+        (["sweep", page, "--rerun", "arm", *off], "no arm 'arm'. Allowed: failed, collapsed, keep_ratio=1.0"),
+        (["sweep", page, "--rerun", "failed", "--workers", "0", *off], "no trial of tested has failed"),
+    ):
+        code, _, err = cli(*args)
+        assert (code, words in err, "Traceback" in err) == (2, True, False), (args, err)
+
+
+def test_a_rerun_is_not_part_of_the_command_that_goes_on(
+    write: Write, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To repeat --rerun after an interruption would set aside what has just been computed."""
+    for words in (["--rerun", "failed"], ["--rerun=failed"]):
+        monkeypatch.setattr(sys, "argv", ["ragen-lab", "sweep", "a.yaml", *words, "--local"])
+        assert application._typed("failed") == "ragen-lab sweep a.yaml --local"
+
+
+def test_import_and_prune(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
+    page, off = str(write()), ("--set", "track.mlflow=false")
+    cli("sweep", page, "--workers", "0", *off)
+    there, here = str(tmp_path / "home"), ("--home", str(tmp_path / "second"))
+    code, out, _ = cli("import", there, "--dry-run", *here)
+    assert (code, "To import: 4 trials" in out) == (0, True)
+    assert not (tmp_path / "second").exists()
+    code, out, err = cli("import", there, "--json", *here)
+    plain = json.loads(out)
+    assert (code, plain["done"], plain["sweeps"]) == (0, True, {"tested": 4})
+    assert "To import: 4 trials" in err  # told before
+    assert "4 trials, from" in cli("list", "sweeps", *here)[1]
+    rows = next((tmp_path / "second").glob("trials/*/metrics.jsonl"))
+    rows.write_text(rows.read_text().replace('"train/noise": 0.', '"train/noise": 0.1', 1))
+    code, out, _ = cli("import", there, *here)
+    assert (code, "1 refused" in out, "differ at iteration 0 in train/noise" in out) == (1, True, True)
+    code, out, _ = cli("prune", "--keep", "last", *here)
+    assert (code, "Would delete" in out, "--yes" in out) == (0, True, True)
+    code, out, _ = cli("prune", "tested", "--keep", "last", "--yes", "--json", *here)
+    assert (code, json.loads(out)["deleted"], json.loads(out)["bytes"] > 0) == (0, True, True)
+    for args, words in (
+        (["prune", "tested", "--keep", "first"], "Allowed: last, best, before-alarm"),
+        (["prune"], "say what to keep"),
+        (["prune", "other", "--keep", "last"], "no sweep named 'other'"),
+        (["import", there], "is this home itself"),
+        (["import", str(tmp_path / "none")], "holds no sweeps yet"),
+    ):
+        code, _, err = cli(*args)
+        assert (code, words in err, "Traceback" in err) == (2, True, False), (args, err)
 
 
 def test_report_sync_and_list_of_what_was_run(write: Write, cli: Callable[..., Any], tmp_path: Path) -> None:
@@ -148,6 +214,9 @@ def test_check(write: Write, cli: Callable[..., Any]) -> None:
     assert "keep_ratio" in cli("sweep", page, "--plan")[1]
     plan = json.loads(cli("sweep", page, "--plan", "--json")[1])
     assert [trial["status"] for trial in plan["trials"]] == ["pending"] * 4
+    assert {note["rule"] for note in plan["notes"]} >= {"optimizer_steps", "seeds"}
+    code, _, err = cli("sweep", page, "--probe")
+    assert (code, "add --plan" in err) == (2, True)
     assert json.loads(cli("check", "base.yaml", "--json")[1])["ok"] is True
     played = json.loads(cli("check", "base.yaml", "--preflight", "--json")[1])["preflight"]
     assert [entry["overlap"] for entry in played] == [0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ragen_lab.env.base import make_env
+from ragen_lab.env.base_rates import SCENES, BaseRates, base_rates, scene
 from ragen_lab.env.frozen_lake import FrozenLake, Lake
-from ragen_lab.env.grounding import Grounded, Scene, Statement, judge, statements
+from ragen_lab.env.grounding import Grounded, Scene, Statement, Verdict, judge, score, statements
 from ragen_lab.env.sokoban import Room, Sokoban
 from ragen_lab.phrases import EXPERT, NOVICE
 from ragen_lab.sections import FrozenLakeSection, SokobanSection
@@ -95,17 +98,58 @@ def test_statements_about_a_room(text: str, true: int, false: int) -> None:
     assert (verdict.true, verdict.false) == (true, false), statements(text, room())
 
 
+def worth(text: str, scene: Scene, rate: float) -> float:
+    """The score where every statement has the same base rate."""
+    return score(judge(text, scene, scene), lambda statement: rate)
+
+
 def test_a_worked_score() -> None:
-    """From row 1 column 1 of 4x4, 9 of 16 cells lie down right and none up. Holes (1, 3) and (4, 1): of the 14 other
-    tiles only (1, 2) has a hole to its right."""
-    assert judge("the goal is down right", lake(), lake()).score == pytest.approx(1 - 9 / 16)
-    assert judge("the goal is up", lake(), lake()).score == pytest.approx(0.0)  # impossible here: nothing to lose
-    assert judge("hole right of me", lake(), lake()).score == pytest.approx(-1 / 14)
-    assert judge("right is safe", lake(), lake()).score == pytest.approx(1 - 13 / 14)
-    assert judge("right is not safe", lake(1), lake(1)).score == pytest.approx(1 - 1 / 14)
-    assert judge("the goal is at (3, 4)", lake(), lake()).score == pytest.approx(1 - 1 / 16)
-    # both: 7/16 + 15/16 > 1, and a turn earns at most 1
-    assert judge("the goal is down right , goal (3, 4)", lake(), lake()).score == 1.0
+    """A fact of base rate c earns 1 - c, a falsehood loses c; half a truth is neither."""
+    assert worth("the goal is down right", lake(), 0.3) == pytest.approx(0.7)
+    assert worth("the goal is up", lake(), 0.3) == pytest.approx(-0.3)
+    assert worth("the goal is down", lake(), 0.3) == 0.0
+    assert worth("the goal is up", lake(), 0.0) == 0.0, "what is never true costs nothing: nobody gains by saying it"
+    # three truths, 3 x 0.6 = 1.8 scaled by 1.8; three lies, -3 x 0.4 = -1.2 scaled by the same 1.8
+    assert worth("the goal is down right , goal (3, 4) . i am at (1, 1)", lake(), 0.4) == pytest.approx(1.0)
+    assert worth("the goal is up left , goal (1, 4) . i am at (2, 1)", lake(), 0.4) == pytest.approx(-2 / 3)
+
+
+def test_the_scale_depends_on_what_is_said_and_not_on_what_is_true() -> None:
+    """A list of near-certain claims: four at c = 0.8 scale by 3.2. Cut off at -1 instead, lists would pay: where half
+    the boards make two of four false and half none, their mean would be (0.8 - 1) / 2 and not (0.8 - 1.2) / 2."""
+    claims = "up is safe , down is safe , left is safe , right is safe"
+    said = [statement for statement, _ in judge(claims, lake(), lake()).held]
+    assert len(said) == 4
+    for true in range(5):
+        verdict = Verdict(tuple((statement, number < true) for number, statement in enumerate(said)))
+        assert score(verdict, lambda statement: 0.8) == pytest.approx((true - 4 * 0.8) / 3.2)
+
+
+def test_base_rates_are_counted_on_the_scenes_that_decide() -> None:
+    """From cells 0 and 1 of the lake above the goal lies down right (true twice of two); from (2, 1) it does too; from
+    (3, 1) it lies right, which 'down right' says wrong; 'right' is half a truth for the first three and true here."""
+    rates = BaseRates((lake(0), lake(1), lake(4), lake(8)))
+    (down_right,) = statements("the goal is down right", lake())
+    (right,) = statements("the goal is right", lake())
+    assert rates(down_right) == 3 / 4
+    assert rates(right) == 1.0, "one scene decides it, and there it is true"
+    (later,) = statements("the goal will be down right", lake())
+    assert later.later
+    assert rates(later) == 3 / 4
+
+
+def test_reference_scenes_are_training_levels_at_every_depth_of_play() -> None:
+    section = SokobanSection()
+    env = make_env(section)
+    moved = 0
+    for number in range(40):
+        found = scene(section, number)
+        assert found == scene(section, number)
+        env.reset(2**34 + number)
+        start = env.scene()
+        assert found.things["target"] == start.things["target"]
+        moved += found.things["player"] != start.things["player"]
+    assert 20 <= moved < 40
 
 
 def test_the_next_state_is_the_one_after_the_actions() -> None:
@@ -142,26 +186,50 @@ def test_contradictions_cancel(text: str) -> None:
     assert judge(text, lake(), lake()) == judge("", lake(), lake())
 
 
-def test_speaking_without_looking_earns_nothing_on_average() -> None:
-    """A fixed text over 2000 levels: its mean score is about zero or below, where looking earns about a half."""
-    env = make_env(FrozenLakeSection(slip=0.0))
-    blind = {
-        "the goal is down right": [],
-        "up is safe , down is safe , left is safe , right is safe": [],
-        "the goal is up": [],
-        "i am at (2, 2)": [],
-    }
-    looking = []
-    for seed in range(2000):
+BLIND = (
+    "the goal is down right",
+    "up is safe , down is safe , left is safe , right is safe",
+    "the goal is up",
+    "the box is left",
+    "the box is left and the target is right of it",
+    "the target is up of the box",
+    "the target is down right of the wall",
+    "wall (1, 1)",
+    "no wall up of the box",
+    "the player is down of the hole",
+    "i am at (2, 2)",
+)
+SECTIONS = [
+    FrozenLakeSection(slip=0.0),
+    FrozenLakeSection(slip=0.0, size=6),
+    SokobanSection(),
+    SokobanSection(vocab="new"),
+    SokobanSection(size=8, boxes=2),
+]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda s: f"{s.name}-{s.size}-{getattr(s, 'vocab', '')}")
+def test_speaking_without_looking_earns_nothing_on_average(section: Any) -> None:
+    """Fixed texts over 256 other states: two standard errors of this sample and the reference's are 0.08 at most.
+    A place drawn evenly from the board as the base rate paid up to 0.40."""
+    rates = base_rates(section)
+    scenes = [scene(section, SCENES + number) for number in range(256)]
+    for text in BLIND:
+        mean = sum(score(judge(text, s, s), rates) for s in scenes) / len(scenes)
+        assert abs(mean) < 0.1, (text, mean)
+
+
+@pytest.mark.parametrize("section", [FrozenLakeSection(slip=0.0), SokobanSection()], ids=lambda s: s.name)
+def test_looking_pays(section: Any) -> None:
+    env, rates, earned = make_env(section), base_rates(section), []
+    aim = section.name == "frozen_lake"
+    for seed in range(200):
         env.reset(seed)
-        scene = env.scene()
-        for text, scores in blind.items():
-            scores.append(judge(text, scene, scene).score)
         facts = env.demonstrate().facts
-        looking.append(judge(f"the goal is {facts['goal']}", scene, scene).score)
-    for text, scores in blind.items():
-        assert sum(scores) / 2000 < 0.1, (text, sum(scores) / 2000)
-    assert sum(looking) / 2000 > 0.6
+        text = f"the goal is {facts['goal']}" if aim else f"the box is {facts['box']} , the target is {facts['target']}"
+        earned.append(score(judge(text, env.scene(), env.scene()), rates))
+    assert min(earned) > 0
+    assert sum(earned) / len(earned) > 0.6
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,26 @@ def test_a_real_gymnasium_environment() -> None:
     assert env.step("south").reward == -1.0
 
 
+def test_a_gymnasium_environment_by_its_id() -> None:
+    """``options.id`` builds it by name through the package itself, wrappers and all, where the package is installed."""
+    pytest.importorskip("gymnasium")
+    options = {"id": "tests.env.outside_gym:Dungeon-v0", "actions": ["back", "on"], "kwargs": {"rooms": 4}}
+    cfg = config(GYM, options)
+    assert check_env(cfg.env) == []
+    env = make_env(cfg.env)
+    page = env.reset(2**40 + 3)
+    assert page == env.reset(2**40 + 3)
+    assert {env.reset(seed).partition(": ")[2] for seed in range(20)} == {f"room {room} of 4" for room in range(3)}
+    env.reset(2**40 + 3)
+    steps = [env.step("on") for _ in range(3 - int(page.split()[3]))]
+    assert [step.success for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert steps[-1].observation.endswith(": room 3 of 4")
+    with pytest.raises(ConfigError, match=r"cannot make 'Nowhere-v0'.*Nowhere"):
+        TextGym(id="Nowhere-v0", actions=["on"])
+    with pytest.raises(ConfigError, match=r"cannot make 'tests\.env\.outside_gym:Dungeon-v0'.*doors"):
+        TextGym(id="tests.env.outside_gym:Dungeon-v0", actions=["back", "on"], kwargs={"doors": 1})
+
+
 @pytest.mark.parametrize(
     ("name", "options"), [(CORRIDOR, {"length": 2}), (GYM, VAULT)], ids=["with an expert", "without one"]
 )

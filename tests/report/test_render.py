@@ -17,6 +17,7 @@ from ragen_lab.errors import HomeError
 from ragen_lab.findings import finding_4_filtering
 from ragen_lab.findings.base import FindingResult, Verdict
 from ragen_lab.report import data, figures, render, tables, words
+from ragen_lab.report.tables import provenance
 from ragen_lab.runs import RunTable
 
 Judge = Callable[[RunTable], list[FindingResult]]
@@ -256,6 +257,24 @@ def test_differing_code_versions_are_a_warning(runs: RunTable, judge: Judge) -> 
     changed = replace(runs.runs[0], provenance={**runs.runs[0].provenance, "commit": "feedface"})
     _, parsed = page(RunTable((changed, *runs.runs[1:])), judge(runs))
     assert "The runs were made with 2 versions of the code (commit: 0d1ad65f00d, feedface)." in parsed.text
+
+
+def test_of_the_times_the_first_start_and_the_last_end_are_shown(runs: RunTable) -> None:
+    times = [
+        ("2026-01-02T10:00", "2026-01-02T11:00"),
+        ("2026-01-01T10:00", None),
+        ("2026-01-03T10:00", "2026-01-03T11:00"),
+    ]
+    timed = tuple(
+        replace(
+            run, provenance={**run.provenance, "started": start, "ended": end, "seed": run.seed, "patch": "x.patch"}
+        )
+        for run, (start, end) in zip(runs.runs, times, strict=False)
+    )
+    shown = provenance(RunTable(timed))
+    assert shown["started"] == [("2026-01-01T10:00", 3)]
+    assert shown["ended"] == [("2026-01-03T11:00", 2)]
+    assert not {"seed", "patch"} & set(shown)
 
 
 def test_imports_neither_torch_nor_ray_nor_mlflow() -> None:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from ragen_lab.sweep.board import Board, Follower, duration, plural
+from ragen_lab.runs import View
+from ragen_lab.sweep.board import Board, duration, plural
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.watch import Follower, alarms, cut_in_the_middle, sparkline, table
 from ragen_lab.track import trial_folder
 
 Make = Callable[..., Sweep]
 
 
-def lines_of(board: Board, height: int = 40) -> list[str]:
-    console = Console(file=io.StringIO(), width=160, record=True)
-    console.print(board.table(height))
-    return [" ".join(line.split()) for line in console.export_text().splitlines()]
+def lines_of(board: Board, width: int = 160, height: int = 40, unicode: bool = True) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, record=True)
+    console.print(table(board, width, height, unicode))
+    return console.export_text().splitlines()
+
+
+def words_of(board: Board, **size: int) -> list[str]:
+    return [" ".join(line.split()) for line in lines_of(board, **size)]
 
 
 def write_rows(home: Path, sweep: Sweep, index: int, count: int, seconds: float = 2.0) -> None:
@@ -32,28 +39,101 @@ def write_rows(home: Path, sweep: Sweep, index: int, count: int, seconds: float 
 
 
 def test_the_live_table(sweep_of: Make, tmp_path: Path) -> None:
-    """Arm, seed, iteration of how many, newest success, status, time left; running trials first."""
+    """Running trials first. Success over evaluations is drawn, and each detector that is in alarm is named."""
     sweep = sweep_of()
     write_rows(tmp_path, sweep, 0, 9)
     board = Board(make_plan(sweep, tmp_path), tmp_path)
     board.started(sweep.trials[1].trial_id)
     write_rows(tmp_path, sweep, 1, 4)
     board.poll()
-    head, *rows, foot = lines_of(board)
-    assert head == "arm seed iteration success status time left"
-    assert rows[0] == "keep_ratio=0.25 0 3/8 0.280 running 10 s"
-    assert "keep_ratio=1.0 0 8/8 0.330 finished (there already)" in rows
-    assert "keep_ratio=1.0 1 -/8 pending" in rows
+    head, *rows, foot = words_of(board)
+    assert head == "arm seed iter success trend alarms status time left try"
+    assert rows[0] == "keep_ratio=0.25 0 3/8 0.280 ▃▃▃▃ none running 0 s 10 s 1"
+    assert "keep_ratio=1.0 0 8/8 0.330 ▃▃▃▃▃▃▃▃▃ none finished (old)" in rows
+    assert "keep_ratio=1.0 1 -/8 - pending" in rows
     assert len(rows) == 4
     assert foot.startswith("1 of 4 trials done, 1 running · about ")
     assert "keep_ratio=0.25 seed 0: 3/8 success 0.280" in board.line()
 
 
+def test_detectors_in_alarm_are_named(sweep_of: Make, tmp_path: Path) -> None:
+    """From the rows as this sweep's config judges them; a metric that is not logged is judged by nobody."""
+    sweep = sweep_of()
+    board = Board(make_plan(sweep, tmp_path), tmp_path)
+    folder = trial_folder(tmp_path, sweep.trials[0].trial_id)
+    folder.mkdir(parents=True)
+    row = {"iteration": 0, "timestamp": 0.0, "eval/success": 0.3, "rollout/reward_mean": "nan"}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    board.started(sweep.trials[0].trial_id)
+    board.poll()
+    assert " nan running " in words_of(board)[1]
+    assert alarms([]) is None
+    assert alarms([{"iteration": 0.0, "detect/stop": 0.0}]) is None
+    assert alarms([{"detect/level": 0.0, "detect/grad_norm": 1.0, "detect/entropy": 1.0}]) == ["grad_norm", "entropy"]
+
+
+def test_long_arms_stay_apart() -> None:
+    assert cut_in_the_middle("keep_ratio=0.25", 12) == "keep_…o=0.25"
+    assert cut_in_the_middle("short", 5) == "short"
+    assert [len(cut_in_the_middle("x" * 50, width)) for width in (3, 16, 49)] == [3, 16, 49]
+
+
+def test_sparklines() -> None:
+    assert sparkline([0.0, 0.5, 0.99, 1.0]) == "▁▅██"
+    assert sparkline([0.0, math.nan, 1.0], unicode=False) == ".x#"
+    assert sparkline([0.0] * 15 + [1.0] * 15) == "▁▁▁▁▁█████"  # means of three
+    assert sparkline([-0.5, 1.5]) == "▁█"
+    assert sparkline([]) == ""
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100])
+def test_no_line_is_wider_than_the_terminal(sweep_of: Make, tmp_path: Path, width: int) -> None:
+    """Columns give way one after the other; arm, seed and iteration stay."""
+    sweep = sweep_of(axes={"filter.keep_ratio": [1.0, 0.25], "optim.lr": [0.00001, 0.5], "algo.gamma": [1.0]})
+    write_rows(tmp_path, sweep, 0, 9)
+    board = Board(make_plan(sweep, tmp_path), tmp_path)
+    board.started(sweep.trials[1].trial_id)
+    write_rows(tmp_path, sweep, 1, 4)
+    board.poll()
+    lines = lines_of(board, width)
+    assert max(len(line) for line in lines) <= width
+    assert len(lines) == 2 + len(sweep.trials)  # none is wrapped
+    assert lines[0].split()[:3] == ["arm", "seed", "iter"]
+    assert any(" 3/8" in line for line in lines)
+    wanted = {30: "iter", 40: "success", 60: "alarms", 80: "time", 100: "try"}[width]
+    assert wanted in lines[0].split()
+
+
 def test_a_table_longer_than_the_screen_says_so(sweep_of: Make, tmp_path: Path) -> None:
     board = Board(make_plan(sweep_of(seeds=20), tmp_path), tmp_path)
     lines = lines_of(board, height=12)
-    assert "... and 35 more" in lines
-    assert len(lines) <= 12
+    assert len(lines) <= 11
+    assert "... and 32 more" in lines
+
+
+def test_trials_join_a_board(sweep_of: Make, tmp_path: Path) -> None:
+    small, large = sweep_of(seeds=1), sweep_of(seeds=2)
+    board = Board(make_plan(small, tmp_path), tmp_path)
+    board.started(small.trials[0].trial_id)
+    for trial in large.trials:
+        board.add(trial, View(False, "pending"))
+    assert board.counts() == "0 of 4 trials done, 1 running"  # what was known stays
+    assert [run.trial_id for run in board.runs()][:2] == [trial.trial_id for trial in small.trials]
+
+
+def test_seconds_add_up_over_attempts(sweep_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of()
+    now = [100.0]
+    monkeypatch.setattr("ragen_lab.sweep.board.time.monotonic", lambda: now[0])
+    board = Board(make_plan(sweep, tmp_path), tmp_path)
+    first = sweep.trials[0].trial_id
+    assert board.entries[first].seconds() is None
+    for wait in (5, 7):
+        board.started(first)
+        now[0] += wait
+        board.ended(first, None)
+        now[0] += 50  # between attempts nothing is spent
+    assert (board.entries[first].seconds(), board.entries[first].tries) == (12, 2)
 
 
 def test_the_stage_before_the_first_row(sweep_of: Make, tmp_path: Path) -> None:
@@ -64,7 +144,7 @@ def test_the_stage_before_the_first_row(sweep_of: Make, tmp_path: Path) -> None:
     (folder / "stage.json").write_text('{"stage": "warm start", "step": 1, "steps": 4}')
     board.started(sweep.trials[0].trial_id)
     board.poll()
-    assert lines_of(board)[1] == "keep_ratio=1.0 0 -/8 warm start 25%"
+    assert words_of(board)[1] == "keep_ratio=1.0 0 -/8 - warm start 25% 0 s 1"
 
 
 def test_a_terminal_gets_the_table_and_a_log_gets_lines(sweep_of: Make, tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def test_the_mirror_is_rebuilt_from_the_folders(sweep_of: Make, drive: Drive, tm
     again, _ = drive(sweep)
     ids = [[trial["mlflow_run_id"] for trial in each.result["trials"]] for each in (first, again)]
     assert ids[0] == ids[1]
-    count, uri = sync(home, "tested")
+    count, (uri,) = sync(home, "tested")
     assert (count, uri) == (4, default_uri(home.absolute()))
     rebuilt = from_mlflow(uri, "tested")
     assert {run.trial_id: numbers(run.rows) for run in rebuilt} == rows_of(home)
@@ -463,10 +463,11 @@ def test_a_ledger_of_version_1_is_brought_up(sweep_of: Make, drive: Drive, tmp_p
         database.executescript(
             "DROP VIEW runs; DROP TABLE proposals; ALTER TABLE sweep_trials DROP COLUMN left_at;"
             "ALTER TABLE sweep_trials DROP COLUMN until; ALTER TABLE sweep_trials DROP COLUMN pruned_at;"
-            "ALTER TABLE sweep_trials DROP COLUMN pruned_why; PRAGMA user_version = 1;"
+            "ALTER TABLE sweep_trials DROP COLUMN pruned_why; ALTER TABLE sweeps DROP COLUMN search;"
+            "PRAGMA user_version = 1;"
             "CREATE VIEW runs AS SELECT t.sweep, t.position, t.trial_id, trials.config_id, t.arm, t.seed, t.iterations,"
-            " t.on_collapse, t.config, t.mlflow_run_id FROM sweep_trials AS t JOIN trials ON"
-            " trials.trial_id = t.trial_id;"
+            " t.on_collapse, t.config, t.mlflow_run_id FROM sweep_trials AS t"
+            " JOIN trials ON trials.trial_id = t.trial_id;"
         )
     database.close()
     assert len(from_home(home, "tested")) == 4  # read as it is

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragen_lab.runs import View
-from ragen_lab.sweep.plan import lint, make_plan, plan_of, seconds_per_iteration, seeds_needed, smallest_p
-from ragen_lab.sweep.plan_text import describe, plan_here
+from ragen_lab.sweep.estimate import Estimate, pace_of
+from ragen_lab.sweep.lint import lint, seeds_needed, smallest_p
+from ragen_lab.sweep.plan import make_plan, plan_of
+from ragen_lab.sweep.plan_text import describe, plan_as_json, plan_here
+from ragen_lab.sweep.probe import probed
 from ragen_lab.sweep.spec import Sweep
 
 Make = Callable[..., Sweep]
@@ -50,7 +55,7 @@ def test_seeds_needed() -> None:
 
 
 def notes(sweep: Sweep, word: str) -> list[str]:
-    return [note for note in lint(sweep) if word in note]
+    return [note.text for note in lint(sweep) if word in note.text]
 
 
 def test_too_few_seeds(sweep_of: Make) -> None:
@@ -70,10 +75,12 @@ def test_keep_ratio_also_changes_the_updates(sweep_of: Make) -> None:
 
 def test_finding_4_controls(sweep_of: Make) -> None:
     assert notes(sweep_of(), "no random-drop control")
-    assert "optim.updates_per_rollout: 4" in notes(sweep_of(), "as many updates")[0]
+    assert "optim.updates_per_rollout: 4" in notes(sweep_of(), "no control with as many updates")[0]
     arms = {
         "random_drop": {"filter.kind": "random", "filter.keep_ratio": 0.25},
         "same_updates": {"filter.keep_ratio": 0.25, "optim.updates_per_rollout": 4},
+        "zero_only": {"filter.kind": "zero_only", "filter.keep_ratio": 0.25},
+        "smallest": {"filter.kind": "smallest", "filter.keep_ratio": 0.25},
     }
     complete = sweep_of(arms=arms, on_collapse="continue", seeds=5)
     assert not notes(complete, "finding 4")
@@ -106,11 +113,13 @@ def test_alpha_is_shared_by_the_findings(sweep_of: Make) -> None:
     assert not notes(sweep_of(findings=[1, 4], seeds=6), "no verdict is possible")
 
 
-def test_the_pace_is_the_median(sweep_of: Make) -> None:
+def test_the_pace_is_the_median() -> None:
     """Gaps 1, 10, 10: one quick row does not make a quick run."""
     rows = tuple({"iteration": float(i), "timestamp": stamp} for i, stamp in enumerate((0.0, 1.0, 11.0, 21.0)))
-    assert seconds_per_iteration(View(False, "stopped", rows)) == 10
-    assert seconds_per_iteration(View(False, "stopped", rows[:1])) is None
+    pace = pace_of(rows)
+    assert pace is not None
+    assert (pace.plain, pace.evaluated) == (10, 10)
+    assert pace_of(rows[:1]) is None
 
 
 def test_a_budget_that_is_over_at_once(sweep_of: Make) -> None:
@@ -119,7 +128,7 @@ def test_a_budget_that_is_over_at_once(sweep_of: Make) -> None:
 
 
 def test_finding_4_needs_two_keep_ratios(sweep_of: Make) -> None:
-    (note,) = notes(sweep_of(**{"axes.filter.keep_ratio": [0.5]}), "finding 4")
+    (note,) = notes(sweep_of(on_collapse="continue", **{"axes.filter.keep_ratio": [0.5]}), "finding 4")
     assert "at least two keep ratios" in note
     assert not notes(sweep_of(), "at least two keep ratios")
 
@@ -142,7 +151,7 @@ def test_a_knob_without_effect_in_some_arms_names_them(sweep_of: Make) -> None:
 
 def test_truth_values_are_no_levels(sweep_of: Make) -> None:
     """Three levels of a switch do not exist, and two are no trend; a bool counts as no number."""
-    from ragen_lab.sweep.plan import _is_number
+    from ragen_lab.sweep.lint import _is_number
 
     assert [_is_number(value) for value in (True, False, 1, 0.5, "1")] == [False, False, True, True, False]
 
@@ -159,3 +168,133 @@ def test_one_of_a_thing_is_not_several(sweep_of: Make, tmp_path: Path) -> None:
     text = describe(make_plan(sweep_of(**page), tmp_path))
     assert "1 arm x 1 seed = 1 trial, 0 there already." in text
     assert "To do: 1 trial, 1 iteration, " in text
+
+
+# --- where trials are, and who else asks for them ---
+
+
+def test_the_table_says_where_each_trial_is(sweep_of: Make, drive: Callable[..., Any], tmp_path: Path) -> None:
+    """Done here, done by another sweep of the home, done by one that has left it, begun, and not there."""
+    home = tmp_path / "home"
+    drive(sweep_of(name="first", seeds=[0]), home)
+    drive(sweep_of(name="second", seeds=[1]), home)
+    drive(sweep_of(name="second", seeds=[2]), home)  # seed 1 leaves it
+    begun = sweep_of(name="third", seeds=[3])
+    (home / f"fail-{begun.trials[0].trial_id}").write_text("99")
+    drive(begun, home)
+    sweep = sweep_of(name="first", seeds=5)
+    plan = plan_here(sweep, home)
+    places = {(t["arm"], t["seed"]): (t["where"], t["sweeps"]) for t in plan_as_json(plan)["trials"]}
+    assert places["keep_ratio=0.25", 0] == ("this sweep", ["first"])
+    assert places["keep_ratio=0.25", 1] == ("in the home", [])
+    assert places["keep_ratio=0.25", 2] == ("sweep second", ["second"])
+    assert places["keep_ratio=1.0", 3] == ("goes on", ["third"])
+    assert places["keep_ratio=1.0", 4] == ("to run", [])
+    lines = describe(plan).splitlines()
+    assert re.fullmatch(r"trial +arm +seed +status +iterations +where +to do", lines[3])
+    assert any(re.fullmatch(r"[0-9a-f]{12}  keep_ratio=1.0 +2 +finished +8/8 +sweep second +-", line) for line in lines)
+    assert any(re.fullmatch(r"[0-9a-f]{12}  keep_ratio=1.0 +3 +failed +2/8 +goes on +about .*", line) for line in lines)
+
+
+def test_trials_that_would_leave_are_told_beforehand(sweep_of: Make, drive: Callable[..., Any], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of(), home)
+    fewer = sweep_of(**{"axes.filter.keep_ratio": [1.0]})
+    plan = make_plan(fewer, home)
+    assert [(left.arm, left.seed) for left in plan.leaving] == [("keep_ratio=0.25", 0), ("keep_ratio=0.25", 1)]
+    assert "Leaving: 2 trials of this sweep that the page no longer asks for: keep_ratio=0.25 seed 0 (" in describe(
+        plan
+    )
+    assert [entry["seed"] for entry in plan_as_json(plan)["leaving"]] == [0, 1]
+    assert make_plan(sweep_of(), home).leaving == ()
+    assert make_plan(sweep_of(name="other"), home).leaving == ()
+
+
+def test_looking_writes_nothing(sweep_of: Make, drive: Callable[..., Any], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1), home)
+    before = {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.is_file()}
+    describe(plan_here(sweep_of(), home))
+    after = {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.is_file()}
+    assert {path.name for path in after.keys() - before.keys()} <= {"ledger.sqlite-shm", "ledger.sqlite-wal"}
+    assert all(after[path] == stamp for path, stamp in before.items() if "-shm" not in path.name)
+
+
+# --- how long it takes ---
+
+
+def rows_of(*gaps: tuple[float, bool]) -> tuple[dict[str, float], ...]:
+    """Rows that are ``gaps`` seconds apart, the flagged ones with an evaluation; row 0 has one."""
+    stamp, rows = 100.0, [{"iteration": 0.0, "timestamp": 100.0, "eval/success": 0.5}]
+    for number, (gap, evaluated) in enumerate(gaps, start=1):
+        stamp += gap
+        rows.append({"iteration": float(number), "timestamp": stamp, **({"eval/success": 0.5} if evaluated else {})})
+    return tuple(rows)
+
+
+def test_evaluations_have_a_pace_of_their_own(sweep_of: Make) -> None:
+    """2 s an iteration, 5 s with an evaluation; 8 asked for, 3 done, an evaluation at 4 and 8: 3 x 2 + 2 x 5 = 16."""
+    sweep = sweep_of(eval__every=4, seeds=1)
+    rows = rows_of((2, False), (2, False), (2, False), (5, True), (2, False), (2, False), (2, False), (5, True))
+    first = sweep.trials[0].trial_id
+    plan = plan_of(sweep, lambda trial: View(False, "stopped", rows[:5] if trial.trial_id == first else ()))
+    assert plan.trials[0].estimate == Estimate(3 * 2 + 5, "its own rows")
+    plan = plan_of(sweep, lambda trial: View(False, "stopped", rows[:4] if trial.trial_id == first else ()))
+    assert plan.trials[0].estimate == Estimate(5 * 2, "its own rows")  # no evaluation has been timed yet
+    plan = plan_of(sweep, lambda t: View(True, "finished", rows) if t.trial_id == first else View(False, "pending"))
+    near = plan.trials[1].estimate
+    assert near is not None
+    assert near.seconds == 3 + 6 * 2 + 2 * 5  # the evaluation of the start as well: 5 - 2
+    assert near.basis == "keep_ratio=1.0 seed 0 of this sweep, which differs in filter.keep_ratio"
+    assert plan.cost.seconds == near.seconds
+
+
+def test_the_nearest_finished_trial_of_the_home(sweep_of: Make, drive: Callable[..., Any], tmp_path: Path) -> None:
+    """Fewest differing knobs among those that cost; of the same model; never one that has failed."""
+    home = tmp_path / "home"
+    drive(sweep_of(name="far", seeds=1, rollout__prompts=4, rollout__responses=4), home)
+    drive(sweep_of(name="near", seeds=1, optim__lr=0.5), home)
+    sweep = sweep_of(name="new", seeds=[7], optim__lr=0.25, filter__kind="random")
+    plan = plan_here(sweep, home)
+    near = {trial.arm: trial.trial_id for trial in sweep_of(name="near", seeds=1, optim__lr=0.5).trials}
+    bases = {planned.trial.arm: planned.estimate.basis for planned in plan.trials if planned.estimate}
+    for arm in ("keep_ratio=1.0", "keep_ratio=0.25"):
+        assert bases[arm] == f"trial {near[arm]} of this home, which differs in filter.kind"
+    assert f"Time of 1 trial by trial {near['keep_ratio=1.0']} of this home, which differs in filter.kind." in describe(
+        plan
+    )
+    same = plan_here(sweep_of(name="new", seeds=[7], optim__lr=0.25), home)
+    assert same.trials[0].estimate is not None
+    assert same.trials[0].estimate.basis.endswith(", whose cost knobs are the same")
+    other = {"policy.model": "some/model", "prompt.style": "full"}
+    unknown = plan_here(sweep_of(name="new", **other), home)
+    assert [planned.estimate for planned in unknown.trials] == [None] * 4
+    assert unknown.cost.seconds is None
+    assert "Time of 4 trials unknown: nothing like it is in this home. --plan --probe runs" in describe(unknown)
+
+
+def test_a_probe_measures_each_cost_setting_once(
+    sweep_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two iterations of two arms, in a home that is gone afterwards; the seeds share them."""
+    monkeypatch.setenv("FAKE_SLEEP", "0.05")
+    home, told = tmp_path / "home", []
+    sweep = sweep_of(seeds=3, train__iterations=40, eval__every=4)
+    plan = probed(plan_here(sweep, home), home, told.append, "tests.sweep.fake:train")
+    assert told == [
+        "Probe 1 of 2: 2 iterations of keep_ratio=1.0.", "Probe 2 of 2: 2 iterations of keep_ratio=0.25.",
+    ]  # fmt: skip
+    estimates = [planned.estimate for planned in plan.trials]
+    assert all(each is not None and 40 * 0.05 <= each.seconds < 40 * 0.5 for each in estimates)
+    assert {each.basis for each in estimates if each} == {
+        "a probe of 2 iterations of keep_ratio=1.0", "a probe of 2 iterations of keep_ratio=0.25",
+    }  # fmt: skip
+    assert sorted(path.name for path in home.rglob("*")) == ["cache"]  # no trial, no ledger
+    assert plan.cost.seconds is not None
+
+
+def test_a_probe_that_fails_says_so(sweep_of: Make, tmp_path: Path) -> None:
+    told: list[str] = []
+    plan = probed(plan_here(sweep_of(), tmp_path), tmp_path, told.append, "tests.sweep.fake:nowhere")
+    assert "The probe of keep_ratio=1.0 ended as failed: AttributeError" in told[1]
+    assert plan.cost.seconds is None

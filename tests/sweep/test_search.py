@@ -11,6 +11,7 @@ import pytest
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import from_home
+from ragen_lab.sweep.design import Condition
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.search import Known, importances, pareto, propose
@@ -131,13 +132,13 @@ def test_a_setting_that_no_run_may_have(sweep_of: Make, drive: Drive, tmp_path: 
     page = """
 base: base.yaml
 axes:
-  rollout.responses: {low: 1, high: 3}
+  rollout.responses: {low: 1, high: 4}
   algo.name: [ppo, grpo]
 search: {kind: random, trials: 5}
 """
     finished, _ = drive(sweep_of(page, filter__kind="random"))
     assert {trial["status"] for trial in finished.result["trials"]} <= {"finished", "collapsed"}
-    assert len({trial["arm"] for trial in finished.result["trials"]} - {"base"}) == 5
+    assert len({trial["arm"] for trial in finished.result["trials"]} - {"base"}) == 5  # of the 6 that are new
     faults = [row["fault"] for row in _proposals(tmp_path / "home") if row["fault"]]
     assert faults
     assert all("1 with algo.name grpo has no group baseline" in fault for fault in faults)
@@ -180,7 +181,7 @@ def hill(params: dict[str, Any]) -> float:
 
 def search_over(search: SearchSection, count: int = 30) -> list[Known]:
     known: list[Known] = []
-    conditions = {"filter.keep_ratio": {"filter.kind": "std"}}
+    conditions = [Condition("filter.keep_ratio", {"filter.kind": ("std",)})]
     for number in range(count):
         proposal = propose(SPACE, search, known, conditions)
         values = tuple(hill(proposal.params) if place == 0 else proposal.params["rollout.prompts"] / 32

@@ -126,3 +126,61 @@ def test_another_function_is_named_with_what_is_allowed(text: str) -> None:
         ties.parse(text)
     assert str(raised.value).startswith(f"{text!r} is not allowed in a tie. Allowed: numbers,")
     assert "min(...), max(...)" in str(raised.value)
+
+
+# --- conditions ---
+
+
+@pytest.mark.parametrize(
+    ("text", "truth"),
+    [
+        ("rollout.responses * a.b == 48", True),
+        ("rollout.responses == 16.0", True),
+        ("0.1 * a.b == 0.3", True),  # 0.30000000000000004: equality as a reader means it
+        ("0.1 * a.b > 0.3", False),
+        ("0.1 * a.b >= 0.3", True),
+        ("a.b != 3", False),
+        ("1 < a.b < 3", False),
+        ("1 < a.b <= 3", True),
+        ("algo.name == 'ppo' and optim.lr < 1", True),
+        ("algo.name == 'grpo' or not optim.lr < 1", False),
+        ("algo.name in ['grpo', 'ppo']", True),
+        ("a.b not in (1, 2)", True),
+        ("prompt.think == true", True),
+        ("prompt.think == True", True),
+        ("prompt.think == 1", False),
+        ("optim.updates == null", True),
+        ("optim.updates != null", False),
+        ("'ppo' == algo.name", True),
+    ],
+)
+def test_worked_conditions(text: str, truth: bool) -> None:
+    node = ties.parse_condition(text)
+    assert ties.holds(node, {**VALUES, "optim.updates": None}) is truth
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a.b", "a.b + 1", "a.b == open('x')", "a.b is 3", "a.b in c", "a.b in []", "[a.b] == 3", "a.b == 1 == (2,)",
+     "(x := 1) == 1", "a.b == 'x' + 'y'", "not a.b", "", "a.b == 1 and 2", "a.b == f'x'", "lambda: 1 == 1"],
+)  # fmt: skip
+def test_what_is_no_condition(text: str) -> None:
+    with pytest.raises(ties.TieError):
+        ties.parse_condition(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("algo.name > 3", "has no order"), ("'x' < 3", "has no order"), ("nowhere == 3", "'nowhere' is not a knob"),
+     ("optim.updates * 2 == 4", "not a number"), ("a.b / 0 == 1", "divides by zero")],
+)  # fmt: skip
+def test_conditions_that_cannot_be_judged(text: str, word: str) -> None:
+    with pytest.raises(ties.TieError, match=word):
+        ties.holds(ties.parse_condition(text), {**VALUES, "optim.updates": None})
+
+
+def test_the_paths_of_a_condition() -> None:
+    node = ties.parse_condition(
+        "a.b * optim.lr == 3 or algo.name in ['x', 2] and prompt.think == true and c.d > min(e.f, 2)"
+    )
+    assert ties.paths(node) == {"a.b", "optim.lr", "algo.name", "prompt.think", "c.d", "e.f"}

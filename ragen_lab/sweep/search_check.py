@@ -1,0 +1,74 @@
+"""What a search, and a scheduler that compares settings, need of a sweep page: each function returns faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ragen_lab.config import RunConfig
+from ragen_lab.errors import ConfigError
+from ragen_lab.sweep.page_keys import SweepPage
+from ragen_lab.sweep.search_page import Range, rungs
+from ragen_lab.sweep.template import Template
+from ragen_lab.sweep.ties import TieError
+
+
+def without_space(page: SweepPage) -> tuple[SweepPage, dict[str, Any], list[str]]:
+    """(the page as a design of fixed arms, the space of its search, faults).
+
+    A search proposes its settings while it runs; the base itself is its first arm, to be compared with.
+    """
+    ranges = [path for path, axis in page.axes.items() if isinstance(axis, Range)]
+    if page.search.kind == "grid":
+        faults = [
+            f"axes.{path}: a grid needs a list of values; for a range choose search: {{kind: optuna, trials: 20}}."
+            for path in ranges
+        ]
+        kept = {path: axis for path, axis in page.axes.items() if path not in ranges}
+        return page.model_copy(update={"axes": kept}), {}, faults
+    faults = []
+    if not page.axes:
+        faults.append("axes: empty; a search needs at least one axis to vary.")
+    if page.zip:
+        faults.append("zip: a search varies every axis by itself; tie knobs together with ties.")
+    if page.design != "grid":
+        faults.append(f"design: {page.design} is a list of arms, and a search proposes its own; leave one of them out.")
+    fixed = page.model_copy(update={"axes": {}, "zip": [], "when": {}, "design": "grid"})
+    return fixed, dict(page.axes), faults
+
+
+def space_faults(space: dict[str, Any], template: Template) -> list[str]:
+    """Ends and levels that no run may have, the other knobs as in the base."""
+    faults = []
+    for path, axis in space.items():
+        for value in (axis.low, axis.high) if isinstance(axis, Range) else axis:
+            try:
+                template.resolve({path: value}, path)
+            except (ConfigError, TieError) as error:
+                told = error.faults if isinstance(error, ConfigError) else [str(error)]
+                faults += [f"axes.{path}: {fault}" for fault in told if fault.startswith(f"{path}:")]
+    return faults
+
+
+def scheduler_faults(page: SweepPage, configs: Sequence[RunConfig]) -> list[str]:
+    """Whether settings can be compared at the same iterations."""
+    if page.scheduler.kind == "fifo" or not configs:
+        return []
+    varied = {"train.iterations", "eval.every"} & set(page.axes)
+    if len({(cfg.train.iterations, cfg.eval.every) for cfg in configs}) > 1 or varied:
+        return [
+            f"scheduler.kind: {page.scheduler.kind} compares settings at the same iterations, so all arms need the "
+            f"same train.iterations and eval.every; use fifo."
+        ]
+    iterations = configs[0].train.iterations
+    if len(rungs(page.scheduler, iterations, configs[0].eval.every)) < 2:
+        return [
+            f"scheduler.first: leaves no comparison before iteration {iterations}; give less, or more train.iterations."
+        ]
+    return []
+
+
+def budget_faults(page: SweepPage) -> list[str]:
+    if page.budget.gpu_hours is not None and page.resources.gpus == 0:
+        return ["budget.gpu_hours: resources.gpus is 0, so that none is ever spent; give each trial a share of a GPU."]
+    return []

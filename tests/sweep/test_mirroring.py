@@ -1,0 +1,382 @@
+"""The mirrors of a sweep: nothing twice, nothing lost, and the same again when they are rebuilt."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragen_lab import mirror_folders
+from ragen_lab.errors import ConfigError, TrackingError
+from ragen_lab.mirror import default_uri, open_mlflow
+from ragen_lab.mirror_traces import sample
+from ragen_lab.runs import from_home, from_mlflow
+from ragen_lab.sweep import mirroring
+from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep.mirroring import sync
+from ragen_lab.sweep.spec import Sweep
+from ragen_lab.track import read_system
+from tests.sweep.conftest import numbers
+
+Make = Callable[..., Sweep]
+Drive = Callable[..., tuple[Finished, str]]
+TALKING = "tests.sweep.talking:train"
+TWELVE = "base: base.yaml\nfindings: [4]\naxes: {filter.keep_ratio: [1.0, 0.5, 0.25, 0.75]}\nseeds: 3\n"
+
+
+def content(uri: str, sweep: str) -> dict[str, Any]:
+    """All that MLflow holds of a sweep, without the ids that MLflow itself draws."""
+    from mlflow.tracing.client import TracingClient
+
+    client, traces = open_mlflow(uri), TracingClient(uri)
+    experiment = client.get_experiment_by_name(sweep)
+    found = {}
+    for run in client.search_runs([experiment.experiment_id], max_results=1000):
+        points = {
+            name: [(p.step, p.timestamp, repr(p.value)) for p in client.get_metric_history(run.info.run_id, name)]
+            for name in run.data.metrics
+        }
+        tags = {key: value for key, value in run.data.tags.items() if key != "mlflow.parentRunId"}
+        held = traces.search_traces(locations=[experiment.experiment_id], run_id=run.info.run_id)
+        spans = [
+            [(span.name, span.inputs, span.outputs, span.start_time_ns) for span in trace.data.spans] for trace in held
+        ]
+        infos = [(trace.info.request_time, trace.info.tags["mlflow.traceName"], trace.info.state) for trace in held]
+        key = tags.get("trial_id", "the sweep")
+        times = (run.info.start_time, run.info.end_time) if key != "the sweep" else None
+        said = sorted(json.dumps([spans[k], infos[k]], default=str) for k in range(len(held)))
+        found[key] = (run.info.run_name, run.info.status, times, run.data.params, tags, points, said)
+    return found
+
+
+def test_a_deleted_database_comes_back_the_same(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """Twelve trials: runs, names, states, times, parameters, tags, every point of every metric, and the traces."""
+    home = tmp_path / "home"
+    drive(sweep_of(TWELVE, mlflow=True, track__system_metrics=True), trainer=TALKING)
+    uri = default_uri(home)
+    before = content(uri, "tested")
+    assert len(before) == 13
+    assert all(len(said) == 2 for key, (*_, said) in before.items() if key != "the sweep")
+    for file in home.glob("mlflow.db*"):
+        file.unlink()
+    assert sync(home, "tested") == (12, (uri,))
+    assert content(uri, "tested") == before
+    assert sync(home, "tested") == (12, (uri,))  # and over what is there: nothing is left of it, traces included
+    assert content(uri, "tested") == before
+    from mlflow.tracing.client import TracingClient
+
+    assert len(TracingClient(uri).search_traces(locations=["1"], max_results=500, include_spans=False)) == 24
+
+
+def test_a_trace_tells_one_trajectory(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """The first and the last that are stored: a span per turn below one for the whole, linked to the run."""
+    from mlflow.tracing.client import TracingClient
+
+    home = tmp_path / "home"
+    finished, _ = drive(sweep_of(seeds=1, mlflow=True), trainer=TALKING)
+    for trial in finished.result["trials"]:
+        run_id = trial["mlflow_run_id"]
+        held = TracingClient(default_uri(home)).search_traces(locations=["1"], run_id=run_id)
+        assert [trace.info.trace_metadata["mlflow.sourceRun"] for trace in held] == [run_id] * 2
+        last = trial["stop_iteration"] or 8
+        assert sorted(trace.info.tags["iteration"] for trace in held) == ["0", str(last)]
+        for trace in held:
+            root, *turns = trace.data.spans
+            assert (root.name, root.parent_id, [turn.name for turn in turns]) == (
+                "trajectory",
+                None,
+                ["turn 1", "turn 2"],
+            )
+            assert {turn.parent_id for turn in turns} == {root.span_id}
+            assert turns[1].inputs == {"observation": "P . G, turn 1"}
+            assert turns[1].outputs["reply"] == "<answer>go 1</answer>"
+            assert root.outputs["stop"] == "success"
+
+
+def test_the_number_of_traces_is_a_knob(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    from mlflow.tracing.client import TracingClient
+
+    def held() -> int:
+        client = TracingClient(default_uri(tmp_path / "home"))
+        return len(client.search_traces(locations=["1"], include_spans=False))
+
+    for count in (3, 0):  # another view of the trials: their old runs go, with their traces
+        drive(sweep_of(seeds=1, mlflow=True, track__traces=count), trainer=TALKING)
+        assert held() == 2 * count
+
+
+@pytest.mark.parametrize(("count", "places"), [(0, []), (1, [8]), (2, [0, 8]), (3, [0, 4, 8]), (50, list(range(9)))])
+def test_the_sample_is_spread_over_the_run(count: int, places: list[int]) -> None:
+    assert [place for place, _ in sample([{"at": k} for k in range(9)], count)] == places
+
+
+def test_system_metrics_stay_out_of_the_rows(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """They depend on the machine; runs are compared by their rows."""
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1, mlflow=True, track__system_metrics=True))
+    runs = from_home(home, "tested")
+    uri = default_uri(home)
+    assert [numbers(run.rows) for run in from_mlflow(uri, "tested")] == [numbers(run.rows) for run in runs]
+    client = open_mlflow(uri)
+    for run in runs:
+        system = read_system(home, run.trial_id)
+        assert [row["iteration"] for row in system] == list(range(len(run.rows)))
+        assert all(row["system/peak_rss_megabytes"] > 10 and row["system/cpu_percent"] >= 0 for row in system)
+        points = client.get_metric_history(run.mlflow_run_id, "system/peak_rss_megabytes")
+        assert [point.step for point in points] == list(range(len(run.rows)))
+
+
+# --- folders ---
+
+TENSORBOARD = pytest.mark.skipif(importlib.util.find_spec("tensorboardX") is None, reason="extra: tensorboard")
+WANDB = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="extra: wandb")
+
+
+def scalars(home: Path, trial_id: str) -> Counter[tuple[str, int, str]]:
+    """(metric, step, value) -> how often the event files of a trial hold it."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found: Counter[tuple[str, int, str]] = Counter()
+    for file in home.glob(f"tensorboard/tested/*.{trial_id}/events*"):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            for value in event.summary.value:
+                if value.WhichOneof("value") == "simple_value":
+                    found[value.tag, event.step, f"{value.simple_value:.6g}"] += 1
+    return found
+
+
+def wanted(run: Any) -> set[tuple[str, int, str]]:
+    return {
+        (name, int(row["iteration"]), f"{struct.unpack('f', struct.pack('f', value))[0]:.6g}")
+        for row in run.rows
+        for name, value in row.items()
+        if name not in ("iteration", "timestamp")
+    }
+
+
+@TENSORBOARD
+def test_tensorboard_holds_every_point_once(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """After a failure and a resume, a grown sweep, and a repeated one."""
+    home = tmp_path / "home"
+    home.mkdir()
+    sweep = sweep_of(seeds=1, track__tensorboard=True)
+    (home / f"fail-{sweep.trials[0].trial_id}").write_text("9")
+    drive(sweep)
+    (home / f"fail-{sweep.trials[0].trial_id}").unlink()
+    for iterations in (8, 12, 12):
+        drive(sweep_of(seeds=1, track__tensorboard=True, train__iterations=iterations))
+        for run in from_home(home, "tested"):
+            held = scalars(home, run.trial_id)
+            assert set(held.values()) == {1}
+            assert set(held) == wanted(run)
+    files = sorted(home.glob("tensorboard/tested/*/events*"))
+    stamps = [file.stat().st_mtime_ns for file in files]
+    sync(home, "tested")
+    assert set(scalars(home, sweep.trials[0].trial_id).values()) == {1}
+    assert [file.stat().st_mtime_ns for file in sorted(home.glob("tensorboard/tested/*/events*"))] != stamps
+
+
+@TENSORBOARD
+def test_a_driver_that_was_killed_left_no_stamp(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1, track__tensorboard=True))
+    run = from_home(home, "tested").runs[0]
+    (folder,) = home.glob(f"tensorboard/tested/*.{run.trial_id}")
+    (folder / "ragen-lab.json").unlink()
+    half = next(folder.glob("events*"))
+    half.write_bytes(half.read_bytes()[:-40])
+    mirror = mirror_folders.TensorBoardMirror(home, "tested")
+    mirror.flush(from_home(home, "tested").runs)
+    assert set(scalars(home, run.trial_id)) == wanted(run)
+    mirror.flush((), left=[run.trial_id])
+    assert not list(home.glob(f"tensorboard/tested/*.{run.trial_id}"))
+
+
+@TENSORBOARD
+def test_a_folder_that_cannot_be_written_is_told(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "tensorboard").write_text("")
+    finished, text = drive(sweep_of(seeds=1, track__tensorboard=True))
+    assert finished.exit_code == 0
+    assert text.count("TensorBoard files in") == 1
+    assert "ragen-lab sync tested" in text
+
+
+@WANDB
+def test_wandb_holds_one_offline_run_per_trial(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for _ in range(2):
+        drive(sweep_of(seeds=1, track__wandb=True))
+    runs = from_home(home, "tested").runs
+    first = {run.trial_id: list(home.glob(f"wandb/tested/*.{run.trial_id}/wandb/offline-run-*")) for run in runs}
+    assert all(len(held) == 1 for held in first.values())
+    drive(sweep_of(seeds=1, track__wandb=True, train__iterations=12))  # the view has changed: written anew
+    for run in runs:
+        (again,) = home.glob(f"wandb/tested/*.{run.trial_id}/wandb/offline-run-*")
+        (file,) = again.glob("*.wandb")
+        data = file.read_bytes()
+        assert run.trial_id.encode() in data
+        assert b"eval/success" in data
+        assert again != first[run.trial_id][0]
+
+
+@pytest.mark.parametrize("knob", ["tensorboard", "wandb"])
+def test_a_mirror_whose_library_is_missing(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch, knob: str
+) -> None:
+    """Told before anything runs, with what to install."""
+    monkeypatch.setattr(mirror_folders, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"track.{knob}: needs .* Install ragen-lab\[{knob}\]"):
+        drive(sweep_of(**{f"track__{knob}": True}))
+
+
+# --- a server that goes and comes back ---
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def server(tmp_path: Path, port: int) -> Iterator[Callable[[], Callable[[], None]]]:
+    """Starts a real MLflow server on a database of its own; what it returns kills it."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def kill() -> None:
+        while running:
+            process = running.pop()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def start() -> Callable[[], None]:
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{tmp_path}/server.db",
+                   "--default-artifact-root", (tmp_path / "artifacts").as_uri(), "--host", "127.0.0.1", "--port",
+                   str(port), "--workers", "1"]  # fmt: skip
+        quiet = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        running.append(
+            subprocess.Popen(
+                command, env=quiet, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        )
+        deadline = time.monotonic() + 180
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=1):
+                    return kill
+            except OSError:
+                assert time.monotonic() < deadline, "the MLflow server did not start"
+                time.sleep(0.3)
+
+    yield start
+    kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_server_killed_and_restarted_lacks_nothing_and_holds_nothing_twice(
+    sweep_of: Make,
+    drive: Drive,
+    tmp_path: Path,
+    server: Callable[[], Callable[[], None]],
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uri, home = f"http://127.0.0.1:{port}", tmp_path / "home"
+    home.mkdir()
+    gates = [home / "gate-7", home / "gate-15"]
+    for gate in gates:
+        gate.write_text("")
+    monkeypatch.setattr(mirroring, "FLUSH_SECONDS", 0.5)
+    kill = server()
+    events: list[dict[str, Any]] = []
+
+    def states() -> list[str]:
+        return [event["state"] for event in events if event["event"] == "mirror"]
+
+    def fault() -> None:
+        """Kill the server once it holds something, let trials go on without it, start it again, let them end."""
+        for state, then, gate in zip(("current", "behind"), (kill, server), gates, strict=True):
+            while state not in states():
+                time.sleep(0.1)
+            then()
+            gate.unlink()
+
+    trouble = threading.Thread(target=fault, daemon=True)
+    trouble.start()
+    sweep = sweep_of(mlflow=True, **{"track.mlflow_uri": uri, "train.iterations": 24, "on_collapse": "continue"})
+    finished, text = drive(sweep, workers=2, trainer=TALKING, events=lambda line: events.append(json.loads(line)))
+    trouble.join(timeout=200)
+    assert finished.exit_code == 0
+    assert states() == ["current", "behind", "current"]
+    assert text.count("cannot be used") == 1
+    assert "MLflow can be reached again and has caught up." in text
+    held = from_mlflow(uri, "tested")
+    assert [numbers(run.rows) for run in held] == [numbers(run.rows) for run in from_home(home, "tested")]
+    client = open_mlflow(uri)
+    for run in held:
+        points = client.get_metric_history(run.mlflow_run_id, "eval/success")
+        assert [point.step for point in points] == list(range(25))
+    everything = content(uri, "tested")
+    assert all(len(said) == 2 for key, (*_, said) in everything.items() if key != "the sweep")
+
+
+def test_places_are_read_when_they_are_needed(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """A trial that joins a running sweep gets its own position, although the mirror began before it."""
+    from rich.console import Console
+
+    from ragen_lab.runs import View
+    from ragen_lab.sweep.board import Board
+    from ragen_lab.sweep.ledger import Ledger
+    from ragen_lab.sweep.plan import make_plan
+
+    home = tmp_path / "home"
+    small, large = sweep_of(seeds=1, mlflow=True), sweep_of(seeds=2, mlflow=True)
+    ledger = Ledger(home)
+    ledger.record_sweep(small, [], "")
+    board = Board(make_plan(small, home), home)
+    with mirroring.Mirroring(board, small, home, ledger, Console(quiet=True)) as running:
+        ledger.record_sweep(large, [], "")
+        for trial in large.trials:
+            board.add(trial, View(False, "pending"))
+    ledger.close()
+    assert [run.trial_id for run in from_mlflow(default_uri(home), "tested")] == [t.trial_id for t in large.trials]
+    assert set(running.run_ids) == {trial.trial_id for trial in large.trials}
+
+
+def test_a_mirror_that_fails_does_not_stop_the_others(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        name, place = "Broken", "nowhere"
+
+        def flush(self, *_: Any) -> dict[str, str]:
+            raise TrackingError("Broken cannot be used.")
+
+    real = mirroring._mirrors
+    monkeypatch.setattr(mirroring, "_mirrors", lambda *args: [Broken(), *real(*args)])
+    finished, text = drive(sweep_of(seeds=1, mlflow=True))
+    assert text.count("Broken cannot be used.") == 1
+    assert "Broken at nowhere lacks the newest results." in text
+    assert all(trial["mlflow_run_id"] for trial in finished.result["trials"])
+    assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 2

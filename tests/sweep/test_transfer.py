@@ -1,0 +1,284 @@
+"""Trials of another home: verified, whole or not at all, the longer one wins, and what differs is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragen_lab.errors import ConfigError, HomeError, TrialLocked
+from ragen_lab.runs import from_home
+from ragen_lab.sweep import transfer
+from ragen_lab.sweep.drive import Finished, sync
+from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.transfer import Transfer, as_json, bring, describe, plan_import
+from ragen_lab.track import list_checkpoints, locked, trial_folder
+from tests.sweep.conftest import calls, numbers
+
+Make = Callable[..., Sweep]
+Drive = Callable[..., tuple[Finished, str]]
+
+
+def rows_of(home: Path, sweep: str = "tested") -> dict[str, Any]:
+    return {run.trial_id: numbers(run.rows) for run in from_home(home, sweep)}
+
+
+def imported(home: Path, source: Path, sweep: str | None = None) -> Transfer:
+    return bring(home, plan_import(home, source, sweep), sweep)
+
+
+def actions(found: Transfer) -> list[str]:
+    return [arrival.action for arrival in found.arrivals]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+@pytest.fixture
+def other(sweep_of: Make, drive: Drive, tmp_path: Path) -> Path:
+    """A home with a finished sweep."""
+    drive(sweep_of(), tmp_path / "other")
+    return tmp_path / "other"
+
+
+def test_a_sweep_comes_whole_and_goes_on(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    home = tmp_path / "home"
+    planned = plan_import(home, other)
+    assert actions(planned) == ["copy"] * 4
+    assert not home.exists()  # a plan writes nothing
+    weight = sum(len(data) for data in tree(other / "trials").values())
+    assert abs(planned.bytes - weight) < 4 * 64  # the lock files stay behind
+    found = bring(home, planned)
+    assert (found.done, found.sweeps, actions(found)) == (True, {"tested": 4}, ["copy"] * 4)
+    assert tree(home / "trials") == tree(other / "trials")
+    assert rows_of(home) == rows_of(other)
+    assert [(r.arm, r.seed) for r in from_home(home, "tested")] == [(r.arm, r.seed) for r in from_home(other, "tested")]
+    assert sync(home, "tested")[0] == 4
+    again, _ = drive(sweep_of(), home)
+    assert all(trial["reused"] for trial in again.result["trials"])
+    drive(sweep_of(train__iterations=12), home)  # from their checkpoints
+    assert {i for _, i in calls(home)} == {9, 10, 11, 12}
+    drive(sweep_of(train__iterations=12), tmp_path / "plain")
+    assert rows_of(home) == rows_of(tmp_path / "plain")
+    once_more = imported(home, other)
+    assert actions(once_more) == ["keep"] * 4  # ours are as long or longer
+    assert once_more.bytes == 0
+
+
+def test_the_longer_one_wins(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of(train__iterations=4, name="short"), home)
+    mine = tree(home / "trials")
+    found = imported(home, other)
+    assert set(actions(found)) <= {"replace", "keep"}
+    assert actions(found).count("replace") >= 2
+    assert "theirs goes on to 8, ours to 4" in describe(found)
+    assert tree(home / "trials") != mine
+    assert [len(run.rows) for run in from_home(home, "short")][0::2] == [5, 5]  # its view is what it was
+    assert rows_of(home) == rows_of(other)
+    assert not list((home / "arriving").iterdir())
+
+
+def test_what_differs_is_refused_and_not_touched(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    home, sweep = tmp_path / "home", sweep_of()
+    drive(sweep, home)
+    shutil.rmtree(trial_folder(home, sweep.trials[2].trial_id))
+    mine = sweep.trials[0].trial_id
+    file = trial_folder(other, mine) / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    row = json.loads(lines[3])
+    row["train/noise"] += 1e-16 if row["train/noise"] < 0.5 else 1e-15
+    file.write_text(
+        "\n".join([*lines[:3], json.dumps(row), *lines[4:], lines[-1].replace('"iteration": 8', '"iteration": 9')])
+        + "\n"
+    )
+    before = tree(home / "trials")
+    found = imported(home, other)
+    assert dict(zip([a.trial_id for a in found.arrivals], actions(found), strict=True)) == {
+        mine: "refuse", sweep.trials[1].trial_id: "keep", sweep.trials[2].trial_id: "copy",
+        sweep.trials[3].trial_id: "keep",
+    }  # fmt: skip
+    (refused,) = found.refused
+    assert "differ at iteration 3 in train/noise" in refused.about
+    after = tree(home / "trials")
+    assert {name: data for name, data in after.items() if name in before} == before
+    assert rows_of(home).keys() == {trial.trial_id for trial in sweep.trials}
+
+
+def test_times_and_alarms_are_no_difference(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    """Another clock, and other thresholds of the detectors, give other words about the same run."""
+    home = tmp_path / "home"
+    drive(sweep_of(**{"detect.level.evaluations": 2, "on_collapse": "continue"}), home)
+    assert set(actions(imported(home, other))) == {"keep"}
+
+
+@pytest.mark.parametrize("fault", ["forged", "torn", "missing", "schema"])
+def test_a_folder_that_is_not_what_it_says(sweep_of: Make, tmp_path: Path, other: Path, fault: str) -> None:
+    home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
+    file = trial_folder(other, trial) / "config.json"
+    stored = json.loads(file.read_text())
+    if fault == "forged":
+        stored["config"]["optim"]["lr"] = 0.123
+    elif fault == "schema":
+        stored["schema"] += 1
+    file.write_text(json.dumps(stored))
+    if fault == "torn":
+        file.write_text('{"trial_id": ')
+    if fault == "missing":
+        file.unlink()
+    found = imported(home, other)
+    assert sorted(actions(found)) == ["copy", "copy", "copy", "refuse"]
+    words = {"forged": "is that of trial", "torn": "cut short", "missing": "missing", "schema": "schema version"}
+    assert words[fault] in found.refused[0].about
+    assert not trial_folder(home, trial).exists()
+    assert trial not in rows_of(home)
+
+
+def test_damaged_checkpoints_stay_behind(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
+    (old, _), (newest, folder) = list_checkpoints(trial_folder(other, trial))
+    (folder / "state").write_text("half")
+    found = imported(home, other)
+    assert f"damaged checkpoints left out: {newest}" in found.arrivals[0].about
+    assert [i for i, _ in list_checkpoints(trial_folder(home, trial))] == [old]
+    drive(sweep_of(train__iterations=12), home)
+    drive(sweep_of(train__iterations=12), tmp_path / "plain")
+    assert rows_of(home) == rows_of(tmp_path / "plain")
+
+
+def test_a_copy_that_goes_wrong_leaves_all_as_it_was(
+    sweep_of: Make, drive: Drive, tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails half-way: ours is untouched, nothing half stays, and a repeated import brings the rest."""
+    home = tmp_path / "home"
+    drive(sweep_of(train__iterations=4, name="short"), home)
+    before, copytree = tree(home / "trials"), shutil.copytree
+
+    def failing(source: Path, target: Path, *rest: Any, **more: Any) -> None:  # it calls itself for every subfolder
+        copytree(source, target, *rest, **more)
+        for state in Path(target).rglob("state"):
+            state.write_text("other bytes")
+
+    monkeypatch.setattr(transfer.shutil, "copytree", failing)
+    with pytest.raises(HomeError, match=r"could not be copied(.|\n)*is not what it was(.|\n)*repeat the import"):
+        imported(home, other)
+    assert tree(home / "trials") == before
+    assert not list((home / "arriving").iterdir())
+    monkeypatch.setattr(transfer.shutil, "copytree", copytree)
+    imported(home, other)
+    assert rows_of(home) == rows_of(other)
+
+
+def test_a_kill_between_the_two_renames(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    home = tmp_path / "home"
+    drive(sweep_of(train__iterations=4, name="short"), home)
+    rename, count = os.rename, []
+
+    def killed(source: Path, target: Path) -> None:
+        if Path(source).parent.name == "arriving":
+            count.append(source)
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(transfer.os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        imported(home, other)
+    assert count
+    monkeypatch.setattr(transfer.os, "rename", rename)
+    imported(home, other)
+    assert rows_of(home) == rows_of(other)
+
+
+def test_a_full_disk_is_told_before(tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 10
+
+    planned = plan_import(tmp_path / "home", other)
+    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda place: Usage)
+    with pytest.raises(HomeError, match=r"are to be copied, but only 10 B are free"):
+        bring(tmp_path / "home", planned)
+    assert not (tmp_path / "home").exists()
+
+
+def test_one_sweep_only(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of(name="second", optim__lr=0.5, seeds=1), other)
+    drive(sweep_of(name="second", optim__lr=0.25, seeds=1), other)  # two trials have left it
+    found = imported(home, other, "second")
+    assert (found.sweeps, len(found.arrivals)) == ({"second": 2}, 2)
+    whole = imported(home, other)
+    assert whole.sweeps == {"second": 2, "tested": 4}
+    assert len(whole.arrivals) == 8  # what has left comes with the whole home
+    assert len(list((home / "trials").iterdir())) == 8
+
+
+def test_sweeps_of_one_name(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    """More of the same sweep joins it; another sweep of that name is refused before anything is copied."""
+    home, clash = tmp_path / "home", tmp_path / "clash"
+    drive(sweep_of(seeds=3), home)
+    drive(sweep_of(seeds=[7]), other)  # their page asks for another seed now
+    found = imported(home, other)
+    assert found.sweeps == {"tested": 8}
+    assert sorted({run.seed for run in from_home(home, "tested")}) == [0, 1, 2, 7]
+    drive(sweep_of(optim__lr=0.5), clash)
+    with pytest.raises(ConfigError, match=r"'tested' is here too, and its arm 'keep_ratio=0.25' has other settings"):
+        plan_import(home, clash)
+
+
+def test_wrong_homes_and_names(tmp_path: Path, other: Path) -> None:
+    home = tmp_path / "home"
+    with pytest.raises(ConfigError, match="is this home itself"):
+        plan_import(other, tmp_path / "other")
+    with pytest.raises(HomeError, match="holds no sweeps yet"):
+        plan_import(home, tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"no sweep named 'testd' here. Did you mean 'tested'\? There are: tested"):
+        plan_import(home, other, "testd")
+    assert not home.exists()
+
+
+def test_what_is_being_worked_on(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    """A trial under way there or here is refused for now; a sweep that runs here is left alone altogether."""
+    home, sweep = tmp_path / "home", sweep_of()
+    planned = plan_import(home, other)
+    with locked(trial_folder(other, sweep.trials[0].trial_id) / "lock"):
+        assert "another process works on it there" in plan_import(home, other).refused[0].about
+        found = bring(home, planned)  # it was free when that was planned
+        assert [arrival.trial_id for arrival in found.refused] == [sweep.trials[0].trial_id]
+        assert sweep.trials[0].trial_id not in rows_of(home)
+    shutil.rmtree(home)
+    drive(sweep_of(train__iterations=4), home)
+    planned = plan_import(home, other)
+    with locked(trial_folder(home, sweep.trials[0].trial_id) / "lock"):
+        assert "another process works on it here" in plan_import(home, other).refused[0].about
+        assert sweep.trials[0].trial_id in [arrival.trial_id for arrival in bring(home, planned).refused]
+    with locked(home / "locks" / "tested.lock"), pytest.raises(TrialLocked, match="this sweep is being worked on"):
+        imported(home, other)
+
+
+def test_a_home_that_may_only_be_read(tmp_path: Path, other: Path) -> None:
+    """Nothing is written into the other home, not even a lock."""
+    before = {str(p): p.stat().st_mtime_ns for p in other.rglob("*")}
+    for path in [*other.rglob("*"), other]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        found = imported(tmp_path / "home", other)
+    finally:
+        for path in [other, *other.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    assert actions(found) == ["copy"] * 4
+    assert {str(p): p.stat().st_mtime_ns for p in other.rglob("*") if "sqlite" not in p.name} == {
+        name: stamp for name, stamp in before.items() if "sqlite" not in name
+    }
+
+
+def test_json(tmp_path: Path, other: Path) -> None:
+    plain = json.loads(json.dumps(as_json(plan_import(tmp_path / "home", other))))
+    assert list(plain) == ["source", "done", "bytes", "sweeps", "trials"]
+    assert list(plain["trials"][0]) == ["trial_id", "action", "about", "iterations", "bytes", "damaged"]

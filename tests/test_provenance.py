@@ -1,0 +1,160 @@
+"""What a trial records about where it came from, and that no secret is in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragen_lab import provenance
+from ragen_lab.config import RunConfig
+from ragen_lab.provenance import HIDDEN, PATCH_BYTES, Source, lock, redact, source_of
+from ragen_lab.runs import View, run_of
+from ragen_lab.track import FolderTracker, read_provenance, write_done, write_provenance
+
+
+@pytest.mark.parametrize(
+    ("text", "secret", "kept"),
+    [
+        ("sweep p.yaml --set track.mlflow_uri=http://me:hunter2@h:5000", "hunter2", "http://me:"),
+        ("postgresql+psycopg2://me:p@ss@db.host/runs", "p@ss", "@db.host/runs"),
+        ("+ url: https://0123456789abcdef0123@host/x", "0123456789abcdef0123", "@host/x"),
+        ("Authorization: Bearer abcdef.ghi", "abcdef.ghi", "Authorization: Bearer"),
+        ("curl -H 'bearer abcdefghijklmnop'", "abcdefghijklmnop", "curl"),
+        ("+api_key = 'abcd'", "abcd", "api_key = '"),
+        ("WANDB_API_KEY=0123abcd ragen-lab run", "0123abcd", " ragen-lab run"),
+        ('{"password": "correct horse"}', "correct horse", '"password": "'),
+        ("DB_PASSWORD=hunter2;", "hunter2", "DB_PASSWORD="),
+        ("--password hunter", "hunter", "--password "),
+        ("--token abc12345", "abc12345", "--token "),
+        ("hf_token: 'abcdefgh'", "abcdefgh", "hf_token"),
+        ("x = 'ghp_abcdefghijklmnopqrst'", "abcdefghijklmnopqrst", "ghp_"),
+        ("sk-proj-abcdefghijklmnop", "abcdefghijklmnop", "sk-"),
+        ("hf_abcdefghijklmnopqrstu", "abcdefghijklmnopqrstu", "hf_"),
+        ("AKIAABCDEFGHIJKLMNOP", "ABCDEFGHIJKLMNOP", "AKIA"),
+        ("eyJhbGciOiJI.eyJzdWIiOiIx.sig", "eyJzdWIiOiIx", ""),
+        ("-----BEGIN RSA PRIVATE KEY-----\nabc\ndef", "abc", "-----BEGIN RSA PRIVATE KEY-----"),
+    ],
+)
+def test_secrets_are_taken_out(text: str, secret: str, kept: str) -> None:
+    cleaned = redact(text)
+    assert secret not in cleaned
+    assert HIDDEN in cleaned
+    assert kept in cleaned
+    assert redact(cleaned) == cleaned
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "num_tokens = 12345678",
+        "eos_token_id=12345678",
+        "pad_token = tokenizer.pad_token",
+        "token=ids[33333333]",
+        "    password: str",
+        "api_key = os.environ['KEY']",
+        "http://127.0.0.1:5000/#/experiments",
+        "sqlite:////folder/mlflow.db",
+        "git+https://user@host/repository",
+        "mail a@b.c, see http://h/a@b",
+        "--set filter.keep_ratio=0.5 --set rollout.max_new_tokens=400",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t", *words], check=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    (folder / "a.py").write_text("one\ntwo\n")
+    git(folder, "add", "a.py")
+    git(folder, "commit", "-qm", "first")
+    return folder
+
+
+def test_a_clean_checkout_has_a_commit_and_no_patch(checkout: Path) -> None:
+    found = source_of(checkout)
+    assert (len(found.commit or ""), found.uncommitted_changes, found.patch) == (40, False, None)
+    assert source_of(checkout.parent) == Source()
+
+
+def test_the_patch_brings_the_commit_to_the_code_that_ran(checkout: Path) -> None:
+    (checkout / "a.py").write_text("one\nthree\nPASSWORD = 'hunter2'\n")
+    (checkout / "new.py").write_text("")
+    found = source_of(checkout)
+    assert found.uncommitted_changes
+    patch = found.patch or ""
+    assert "not in this patch: new.py" in patch
+    assert "hunter2" not in patch
+    git(checkout, "checkout", "-q", "--", "a.py")
+    (checkout.parent / "x.patch").write_text(patch)
+    git(checkout, "apply", "../x.patch")
+    assert (checkout / "a.py").read_text() == f"one\nthree\nPASSWORD = '{HIDDEN}'\n"
+
+
+def test_a_long_patch_is_cut_and_says_so(checkout: Path) -> None:
+    (checkout / "a.py").write_text("".join(f"line {i}\n" for i in range(100_000)))
+    patch = source_of(checkout).patch or ""
+    assert len(patch.encode()) < PATCH_BYTES + 1000
+    assert "CUT: the whole difference has " in patch
+    assert patch.rstrip("\n").rpartition("\n")[2].startswith("+line ")
+
+
+def test_every_session_names_code_packages_command_host_seed_and_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "source", lambda: Source("abc", True, "diff one\n"))
+    write_provenance(tmp_path, 0, "ragen-lab run p.yaml --set track.mlflow_uri=http://me:hunter2@h", 3)
+    before = read_provenance(tmp_path)
+    assert before["ended"] is None  # a session that is killed has no end
+    write_done(tmp_path, "failed", 4)
+    monkeypatch.setattr(provenance, "source", lambda: Source("abc", True, "diff two\n"))
+    write_provenance(tmp_path, 5, "ragen-lab run p.yaml", 3)
+    write_done(tmp_path, "finished", 9)
+    first, second = json.loads((tmp_path / "provenance.json").read_text())
+    assert first["started"] <= first["ended"] <= second["started"] <= second["ended"]
+    assert (first["seed"], first["commit"], second["from_iteration"]) == (3, "abc", 5)
+    assert first["command"].startswith("ragen-lab run p.yaml --set track.mlflow_uri=http://me:")
+    assert {"host", "python", "system", "torch"} <= set(first)
+    assert [(tmp_path / each["patch"]).read_text() for each in (first, second)] == ["diff one\n", "diff two\n"]
+    assert (tmp_path / first["packages"]).read_text() == lock()
+    assert first["packages"] == second["packages"]  # written once
+    assert read_provenance(tmp_path)["code_versions"] == 2
+    assert "hunter2" not in "".join(file.read_text() for file in tmp_path.iterdir())
+
+
+def test_the_lock_is_what_is_installed() -> None:
+    lines = lock().splitlines()
+    assert lines == sorted(lines, key=lambda line: line.split("==")[0])
+    assert any(line.startswith("numpy==") for line in lines)
+    assert len({line.split("==")[0] for line in lines}) == len(lines)
+
+
+def test_what_costs_time_is_asked_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_provenance(tmp_path, 0)
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr(provenance.subprocess, "run", never)
+    monkeypatch.setattr(provenance.metadata, "distributions", never)
+    write_provenance(tmp_path, 1)
+
+
+def test_the_password_of_an_address_stays_with_the_ledger(tmp_path: Path) -> None:
+    cfg = RunConfig().with_overrides({"track.mlflow_uri": "http://me:hunter2@h:5000"})
+    FolderTracker(tmp_path, cfg)
+    assert "hunter2" not in (tmp_path / "config.json").read_text()
+    assert cfg.track.mlflow_uri == "http://me:hunter2@h:5000"
+    shown = run_of(View(False, "pending"), cfg, "s", "a", {})
+    assert shown.params["track.mlflow_uri"] == f"http://me:{HIDDEN}@h:5000"
