@@ -42,6 +42,13 @@ def test_the_message_is_what_was_shown() -> None:
     assert message("first", "second") is None
 
 
+def test_what_meets_the_goal() -> None:
+    assert not Line("leak", "grid", "local").clean  # not run
+    assert Line("leak", "grid", "local", 1, Damage(repeated=2)).clean
+    for damage in (Damage(lost=1), Damage(repeated=2, beyond=1), Damage(missing=1), Damage(faults=["a traceback"])):
+        assert not Line("leak", "grid", "local", 1, damage).clean
+
+
 def test_every_fault_has_its_name() -> None:
     assert set(LIMITS) <= set(FAULTS)
     assert {"grid", "optuna", "asha"} == set(DESIGNS)

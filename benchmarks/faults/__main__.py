@@ -65,9 +65,9 @@ class Line:
 
     @property
     def clean(self) -> bool:
-        """Whether it met the goal: nothing lost, needlessly repeated, twice or wrong."""
-        allowed = self.damage.repeated
-        return not self.damage.faults and sum(getattr(self.damage, key) for key in COUNTS) == allowed
+        """Whether it met the goal: it was run, and nothing lost, needlessly repeated, twice or wrong."""
+        wrong = sum(getattr(self.damage, key) for key in COUNTS if key != "repeated")
+        return self.times > 0 and not self.damage.faults and wrong == 0
 
 
 def reference(design: str, root: Path) -> Reference:

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,19 +133,24 @@ class Session:
 
     def wait_rows(self, count: int, patience: float = 120) -> None:
         """Until so many iterations have been computed."""
+        self._wait(lambda: sum(line.startswith("row") for line in self.witness()) >= count, patience)
+
+    def wait_until(self, reached: Callable[[Counter[str]], bool], patience: float = 120) -> None:
+        """Until ``reached`` holds for the number of checkpoints that each trial has kept."""
+        self._wait(
+            lambda: reached(Counter(line.split()[1] for line in self.witness() if line.startswith("kept"))), patience
+        )
+
+    def _wait(self, reached: Callable[[], bool], patience: float) -> None:
         deadline = time.monotonic() + patience
-        while sum(line.startswith("row") for line in self.witness()) < count:
+        while not reached():
             if time.monotonic() > deadline or self.drivers[-1].poll() is not None:
-                raise RuntimeError(f"it never came to {count} iterations: {self.said()[-1500:]}")
+                raise RuntimeError(f"it never came so far: {self.said()[-1500:]}")
             time.sleep(0.02)
 
     def wait_words(self, patience: float = 120) -> None:
         """Until the driver has told its plan."""
-        deadline = time.monotonic() + patience
-        while "Sweep " not in self.said():
-            if time.monotonic() > deadline or self.drivers[-1].poll() is not None:
-                raise RuntimeError(f"it never told its plan: {self.said()[-1500:]}")
-            time.sleep(0.02)
+        self._wait(lambda: "Sweep " in self.said(), patience)
 
     def processes(self, words: str = "") -> list[int]:
         """Processes that this session has started, at any remove, whose command line holds ``words``."""
