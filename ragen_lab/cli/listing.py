@@ -123,8 +123,8 @@ def trajectories(
 
 
 _NEEDED = (
-    "torch", "transformers", "tokenizers", "ray", "mlflow", "pydantic", "optuna", "numpy", "scipy", "scikit-learn", "pandas", "plotly",
-    "jinja2", "ruamel.yaml", "filelock", "typer", "rich",
+    "torch", "transformers", "tokenizers", "ray", "mlflow", "optuna", "pydantic", "numpy", "scipy", "scikit-learn",
+    "pandas", "plotly", "jinja2", "ruamel.yaml", "filelock", "typer", "rich",
 )  # fmt: skip
 
 

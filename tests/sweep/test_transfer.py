@@ -14,7 +14,8 @@ import pytest
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.runs import from_home
 from ragen_lab.sweep import transfer
-from ragen_lab.sweep.drive import Finished, sync
+from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.transfer import Transfer, as_json, bring, describe, plan_import
 from ragen_lab.track import list_checkpoints, locked, trial_folder
