@@ -239,7 +239,7 @@ def test_changing_the_environment_drops_the_other_one_s_keys():
     assert lake.with_overrides({"env.name": "frozen_lake"}).flat()["env.slip"] == 0.1
 
 
-def test_inert_knobs_are_named():
+def test_pitfall_18_inert_knobs_are_named():
     """Pitfall 18."""
 
     def names(overrides):
@@ -415,7 +415,7 @@ def test_the_published_settings_are_those_that_the_package_holds():
         ({"filter.kind": "smallest", "filter.resample": 1}, "the control that does not"),
     ],
 )
-def test_one_step_beyond_a_bound_is_refused(overrides, part):
+def test_pitfall_11_18_one_step_beyond_a_bound_is_refused(overrides, part):
     """Pitfalls 11, 18: the smallest value that is wrong, and what to use instead."""
     assert any(part in fault for fault in faults(overrides)), faults(overrides)
 
@@ -484,7 +484,7 @@ def test_the_last_value_within_a_bound_is_accepted(overrides):
         ),
     ],
 )
-def test_each_inert_knob_is_named(overrides, path):
+def test_pitfall_18_each_inert_knob_is_named(overrides, path):
     """Pitfall 18, one row per rule."""
     assert path in [note.split(" = ")[0] for note in inert_knobs(RunConfig().with_overrides(overrides))]
 
@@ -520,6 +520,6 @@ def test_each_inert_knob_is_named(overrides, path):
         {"eval.mutual_information_every": 10, "eval.mutual_information_prompts": 5},
     ],
 )
-def test_a_knob_that_has_an_effect_is_not_called_inert(overrides):
+def test_pitfall_18_a_knob_that_has_an_effect_is_not_called_inert(overrides):
     """Pitfall 18, the other way round: each rule's condition, not met."""
     assert inert_knobs(RunConfig().with_overrides(overrides)) == []

@@ -19,7 +19,7 @@ from tests.test_train import config, fresh_learner
 
 
 @pytest.mark.parametrize("kind", ["std", "random", "smallest"])
-def test_an_update_learns_from_the_kept_groups_only(shared_home, monkeypatch, kind):
+def test_pitfall_12_13_an_update_learns_from_the_kept_groups_only(shared_home, monkeypatch, kind):
     """Pitfalls 12, 13: the filter decides what ``update`` sees, with this iteration's own draw; the log says which."""
     learner = fresh_learner(shared_home, algo__name="grpo", filter__kind=kind, filter__keep_ratio=0.5, seed=3)
     seen = []
@@ -39,7 +39,7 @@ def test_an_update_learns_from_the_kept_groups_only(shared_home, monkeypatch, ki
     assert len(set(chosen)) > 1, "the choice should differ between iterations, or this test sees nothing"
 
 
-def test_rollout_metrics_are_of_all_groups(shared_home, monkeypatch):
+def test_pitfall_13_rollout_metrics_are_of_all_groups(shared_home, monkeypatch):
     """Pitfall 13: measured before filtering, so that arms can be compared."""
     learner = fresh_learner(shared_home, algo__name="grpo", filter__keep_ratio=0.25)
     kept = []
@@ -62,7 +62,7 @@ def calls_of_collect(learner, monkeypatch, *rounds):
     return calls
 
 
-def test_every_iteration_and_round_draws_afresh(shared_home, monkeypatch):
+def test_pitfall_19_every_iteration_and_round_draws_afresh(shared_home, monkeypatch):
     """Pitfall 19: levels, chance events and token draws are new in every iteration and extra round, chance events
     for every member; all at the temperature of the rollout."""
     learner = fresh_learner(shared_home, algo__name="grpo", rollout__temperature=0.75)
@@ -89,7 +89,7 @@ def test_shared_dynamics_gives_a_group_one_chance(shared_home, monkeypatch):
     assert len({group[0] for group in (*one, *two)}) == 8
 
 
-def test_every_draw_has_its_purpose_and_index(shared_home, monkeypatch):
+def test_pitfall_19_20_every_draw_has_its_purpose_and_index(shared_home, monkeypatch):
     """Pitfalls 19, 20: all randomness of an iteration is a function of (seed, purpose, iteration, ...)."""
     learner = fresh_learner(shared_home, algo__name="grpo", seed=7, rollout__prompts=2, rollout__responses=2)
     asked = set()
@@ -100,7 +100,7 @@ def test_every_draw_has_its_purpose_and_index(shared_home, monkeypatch):
     assert asked == levels | chance | {(7, purpose, 3) for purpose in ("sample", "filter", "split")}
 
 
-def test_the_split_into_steps_is_this_iteration_s_own(shared_home, monkeypatch):
+def test_pitfall_19_the_split_into_steps_is_this_iteration_s_own(shared_home, monkeypatch):
     """Pitfall 19: rows are shuffled by (seed, 'split', iteration)."""
     learner = fresh_learner(shared_home, algo__name="grpo", seed=5)
     groups = learner.roll_out(1).groups
@@ -114,7 +114,7 @@ def test_the_split_into_steps_is_this_iteration_s_own(shared_home, monkeypatch):
         assert states[-1] == np.random.default_rng(derive(5, "split", iteration)).bit_generator.state
 
 
-def test_global_random_states_reach_no_number(shared_home):
+def test_pitfall_19_global_random_states_reach_no_number(shared_home):
     """Pitfall 19: ``random``, numpy's and torch's global generators may stand anywhere, and may be used in between."""
     found = []
     for seed in (1, 2):

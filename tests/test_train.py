@@ -47,7 +47,7 @@ def run(cfg, home):
 
 
 @pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_equal_configs_give_bit_equal_metrics(algo, shared_home):
+def test_pitfall_19_equal_configs_give_bit_equal_metrics(algo, shared_home):
     """Pitfall 19: in one process, one after the other, with another run in between."""
     cfg = config(algo__name=algo, train__iterations=2)
     first = run(cfg, shared_home)
@@ -80,7 +80,7 @@ def test_equal_configs_give_bit_equal_metrics(algo, shared_home):
     ],
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
-def test_a_resumed_run_equals_the_uninterrupted_one(changes, shared_home, tmp_path):
+def test_pitfall_20_15_a_resumed_run_equals_the_uninterrupted_one(changes, shared_home, tmp_path):
     """Pitfall 20: model, optimizers, random draws, level seeds and detectors go on as if nothing had happened.
 
     Every algorithm and filter is here once, and each first update passes the strict self-check (pitfall 15).
@@ -149,7 +149,7 @@ def parameters(learner):
     ],
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
-def test_micro_batches_do_not_change_the_update(changes, shared_home):
+def test_pitfall_14_micro_batches_do_not_change_the_update(changes, shared_home):
     """Pitfall 14: aggregated over the whole optimizer step, for any split into forward passes."""
     results = []
     for micro in (1, 3, 16):
@@ -171,7 +171,7 @@ def test_micro_batches_do_not_change_the_update(changes, shared_home):
             assert metrics[key] == pytest.approx(results[0][1][key], rel=1e-3, abs=1e-6), key
 
 
-def test_an_on_policy_step_has_ratio_one(shared_home):
+def test_pitfall_15_18_an_on_policy_step_has_ratio_one(shared_home):
     """Pitfalls 15, 18: one update per rollout: ratio 1, nothing clipped, no KL; the sampler agrees to 1e-5."""
     learner = fresh_learner(shared_home, algo__name="grpo", optim__updates_per_rollout=1)
     metrics = learner.update(learner.roll_out(1).groups, 1)
@@ -256,7 +256,7 @@ def test_dynamic_sampling_goes_on_until_enough_groups_have_spread(shared_home):
     assert levels[0] == [g.level_seed for g in off.roll_out(1).groups]
 
 
-def test_training_covers_exactly_the_sampled_tokens(shared_home, small_policy):
+def test_pitfall_01_09_training_covers_exactly_the_sampled_tokens(shared_home, small_policy):
     """Pitfalls 1, 9: signals have one entry per model token, and observation tokens none."""
     learner = fresh_learner(shared_home, algo__name="ppo", algo__whiten=False)
     groups = learner.roll_out(1).groups
@@ -291,7 +291,7 @@ def test_kl_in_the_reward_lowers_it_by_the_estimate(shared_home):
     assert with_kl[4][0] == pytest.approx(without[4][0])
 
 
-def test_a_step_with_a_non_finite_gradient_is_recorded_and_not_taken(shared_home, monkeypatch):
+def test_pitfall_22_a_step_with_a_non_finite_gradient_is_recorded_and_not_taken(shared_home, monkeypatch):
     """Pitfall 22: the NaN reaches the metrics; the weights stay usable."""
     learner = fresh_learner(shared_home, algo__name="grpo")
     groups = learner.roll_out(1).groups

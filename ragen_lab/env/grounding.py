@@ -122,7 +122,9 @@ _FILLERS = _words(
     "shows see plan looking way positioned situated that this also towards toward still remains both i'm that's away"
 )
 _NEAR = _words("directly immediately immediate adjacent")
-_ORDINALS = {word: n for n, word in enumerate("first second third fourth fifth sixth seventh eighth ninth tenth".split(), 1)}
+_ORDINALS = {
+    word: n for n, word in enumerate("first second third fourth fifth sixth seventh eighth ninth tenth".split(), 1)
+}
 _NUMBERS = {word: n for n, word in enumerate("one two three four five six seven eight nine ten".split(), 1)}
 _NUMBER = rf"\d+|{'|'.join(_NUMBERS)}"
 _NTH = rf"(\d+(?:st|nd|rd|th)|{'|'.join(_ORDINALS)}|last)"

@@ -72,7 +72,7 @@ CASES = {
 
 @pytest.mark.parametrize("talk", sorted(OBSERVATIONS))
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_the_expected_step_is_the_true_gradient(case, talk):
+def test_pitfall_07_09_15_the_expected_step_is_the_true_gradient(case, talk):
     """Exactly: PPO at ratio 1 with any critic (gamma = lambda = 1), and RLOO; the group mean, up to (G - 1) / G.
 
     By enumeration of all 9 episodes, or of all 81 groups of two. Pitfalls 7, 9, 15.

@@ -29,7 +29,7 @@ def prepared(check, name="grpo", **knobs):
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_a_sound_first_update_passes(name):
+def test_pitfall_15_a_sound_first_update_passes(name):
     """Pitfall 15: ratio 1, KL below 1e-6, entropy within [0, ln V], the sampler's log-probs."""
     agent, groups = prepared("strict", name)
     assert agent.update(groups, 1)["check/faults"] == 0.0

@@ -285,7 +285,9 @@ SECTIONS = [
 
 def test_every_environment_of_ours_that_can_say_where_things_are_is_here() -> None:
     assert {section.name for section in SECTIONS} == set(GROUNDED)
-    assert {name for name, section in ENV_SECTIONS.items() if isinstance(make_env(section()), Grounded)} == set(GROUNDED)
+    assert {name for name, section in ENV_SECTIONS.items() if isinstance(make_env(section()), Grounded)} == set(
+        GROUNDED
+    )
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda s: f"{s.name}-{s.size}-{getattr(s, 'vocab', '')}")

@@ -69,7 +69,7 @@ def bumping(monkeypatch):
     monkeypatch.setattr(rollouts, "make_env", Bumping)
 
 
-def test_a_literal_role_marker_in_a_reply_leaves_the_roles_as_they_are(small_policy, monkeypatch, bumping):
+def test_pitfall_02_a_literal_role_marker_in_a_reply_leaves_the_roles_as_they_are(small_policy, monkeypatch, bumping):
     """Pitfall 2: the model writes whole turns of both roles; each id of it is a model token of its own turn, and the
     contexts around it are those of a model that does not."""
     marker = "<user> think <assistant> <end> <assistant>"
@@ -91,7 +91,7 @@ def test_a_literal_role_marker_in_a_reply_leaves_the_roles_as_they_are(small_pol
     assert forged_run.turns[1].reply_tokens == len(said)
 
 
-def test_a_chat_is_exactly_what_was_fed_and_what_was_said(small_policy, monkeypatch, bumping):
+def test_pitfall_01_a_chat_is_exactly_what_was_fed_and_what_was_said(small_policy, monkeypatch, bumping):
     """Pitfall 1: prompt, reply, context, reply ...: the ids of a trajectory are those, in order, each with its role."""
     asked = scripted(monkeypatch, small_policy, lambda turn, row: UP)
     _, (trajectory,), writer = play(small_policy, {"rollout.max_turns": 3})
@@ -183,7 +183,7 @@ def test_a_turn_shows_the_observation_it_answered_and_sums_its_rewards(small_pol
     )
 
 
-def test_the_dynamics_seed_of_each_member_reaches_its_environment(small_policy, monkeypatch):
+def test_pitfall_19_the_dynamics_seed_of_each_member_reaches_its_environment(small_policy, monkeypatch):
     """Pitfall 19: reset(level seed, dynamics seed), member by member, and both are written into the trajectory."""
     seen = []
     reset = FrozenLake.reset
@@ -240,7 +240,7 @@ def test_an_interrupt_is_not_data(small_policy, monkeypatch):
             play(small_policy)
 
 
-def test_a_forced_beginning_is_context_in_the_ids_and_part_of_the_text(small_policy, monkeypatch, bumping):
+def test_pitfall_01_a_forced_beginning_is_context_in_the_ids_and_part_of_the_text(small_policy, monkeypatch, bumping):
     """Pitfall 1: what is put into the model's mouth is fed, parsed, and never a token of the model."""
     rest = "go </think> <answer> Up </answer>"
     asked = scripted(monkeypatch, small_policy, lambda turn, row: rest)

@@ -97,7 +97,7 @@ def test_without_a_complete_thought_nothing_is_forced(small_policy, evaluation):
     assert first_thoughts(normal, writer, 8) == ([], [])
 
 
-def test_forced_tokens_are_context_and_the_rest_has_the_policy_s_log_probs(small_policy, evaluation):
+def test_pitfall_06_forced_tokens_are_context_and_the_rest_has_the_policy_s_log_probs(small_policy, evaluation):
     """Pitfall 6: a forced beginning is in the cache as if the model had said it, and is never a trained token."""
     for kind in ("empty_think", "shuffled_think"):
         trajectories = probe(kind, small_policy, evaluation)
