@@ -1,52 +1,87 @@
-"""CPU seconds per iteration of every algorithm, and of PPO and GRPO on every page: `python benchmarks/algorithms.py`.
+"""The table of algorithms in LOG.md, from the runs of the sweeps that hold it: `python -m benchmarks.algorithms HOME`.
 
-Rollout and update only, mean of five iterations after one that warms up; evaluation is left out. CPU time of one
-thread, so that a busy machine does not count against an algorithm.
+Fill the home first, one trial at a time, so that CPU seconds are comparable:
+`ragen-lab sweep sweeps/algorithms_frozen_lake.yaml --local --workers 1 --home HOME`, and so for every page in SWEEPS.
+CPU seconds are those of a trial's process (rollouts, updates, evaluations; no warm start), so a busy machine costs less
+than it would on the clock, but not nothing: caches are shared.
 """
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 import sys
-import tempfile
-import time
 from pathlib import Path
 
-import torch
+import numpy as np
 
-from ragen_lab import warm_start
-from ragen_lab.algo.advantages import ALGORITHMS
-from ragen_lab.config import load
-from ragen_lab.policy.model import load_policy
-from ragen_lab.train import Learner
+from ragen_lab.errors import RagenLabError
+from ragen_lab.runs import Run, from_home
 
-PAGES = Path(__file__).parent.parent / "experiments"
-ITERATIONS = 5
+SWEEPS = (
+    "algorithms_frozen_lake",
+    "algorithms_bandit",
+    "baselines_bandit_rev",
+    "baselines_slippery",
+    "baselines_sokoban",
+    "baselines_countdown",
+    "algorithms_variants",
+)
+HEAD = "| arm | iterations | start | end | training | CPU s |"
 
 
-def cpu_seconds(page: str, algorithm: str, home: Path) -> float:
-    """CPU seconds of one iteration."""
-    cfg = load(PAGES / f"{page}.yaml", {"algo.name": algorithm})
-    learner = Learner(load_policy(warm_start.prepare(cfg, home), cfg.policy), cfg)
-    learner.iterate(1)
-    began = time.process_time()
-    for iteration in range(2, 2 + ITERATIONS):
-        learner.iterate(iteration)
-    return (time.process_time() - began) / ITERATIONS
+def values(runs: list[Run], metric: str, row: int, digits: int = 2) -> str:
+    """The metric's first (0) or newest (-1) value of each run."""
+    shown = []
+    for run in runs:
+        _, found = run.series(metric)
+        shown.append(f"{found[row]:.{digits}f}" if len(found) else "-")
+    return " ".join(shown)
+
+
+def training(run: Run) -> str:
+    """Success of the sampled trajectories, mean of the first two and of the last three iterations."""
+    _, found = run.series("rollout/success")
+    return f"{found[:2].mean():.2f} > {found[-3:].mean():.2f}" if len(found) >= 5 else "-"
+
+
+def line(metric: str, run: Run) -> str:
+    value = run.last(metric)
+    return "none" if value is None else f"{value:.2f}"
+
+
+def print_sweep(name: str, runs: list[Run]) -> None:
+    """A table per environment, one line per arm, its seeds side by side; arms in the order of the page."""
+    by_place: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        lines = ", ".join(
+            f"{word} {line(f'eval/{metric}', run)}"
+            for word, metric in (("random", "random"), ("best fixed string", "fixed_string"), ("optimal", "optimal"))
+        )
+        if run.rows:
+            by_place.setdefault(lines, {}).setdefault(run.arm, []).append(run)
+    missing = [f"{run.arm} seed {run.seed}" for run in runs if not run.rows]
+    for lines, arms in by_place.items():
+        print(f"\n`sweeps/{name}.yaml`: {lines}.\n\n{HEAD}\n| --- | --- | --- | --- | --- | --- |")
+        for arm, each in arms.items():
+            each.sort(key=lambda run: run.seed)
+            iterations = " ".join(str(int(run.rows[-1]["iteration"])) for run in each)
+            seconds = [float(np.sum(run.series("time/cpu_seconds")[1])) for run in each]
+            print(
+                f"| {arm.removeprefix('name=')} | {iterations} | {values(each, 'eval/success', 0)} "
+                f"| {values(each, 'eval/success', -1)} | {', '.join(map(training, each))} "
+                f"| {' '.join(f'{s:.0f}' for s in seconds)} |"
+            )
+    if missing:
+        print(f"\nNot run: {', '.join(missing)}.")
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    home = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp())  # where warm starts are cached
-    for page in ("frozen_lake_ppo", "bandit_ppo"):
-        for name in ALGORITHMS:
-            print(f"{page:18} {name:22} {cpu_seconds(page, name, home):.2f} CPU s per iteration", flush=True)
-    for page in ("bandit_rev_ppo", "slippery_lake_ppo", "sokoban_ppo", "countdown_ppo"):
-        for name in ("ppo", "grpo"):
-            print(f"{page:18} {name:22} {cpu_seconds(page, name, home):.2f} CPU s per iteration", flush=True)
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m benchmarks.algorithms HOME")
+    for name in SWEEPS:
+        try:
+            print_sweep(name, list(from_home(Path(sys.argv[1]), name)))
+        except RagenLabError as error:
+            print(f"\n`sweeps/{name}.yaml`: {error}")
 
 
 if __name__ == "__main__":

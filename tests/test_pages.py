@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ragen_lab import warm_start
 from ragen_lab.config import load
 from ragen_lab.inert import inert_knobs
 from ragen_lab.sweep.spec import load_sweep
@@ -47,7 +48,7 @@ def test_every_experiment_that_fits_runs_two_iterations(page, shared_home):
         "detect.on_collapse": "continue",
     }
     cfg = load(page)
-    if cfg.env.name != "frozen_lake":  # the others have no shipped start; a full one takes minutes
+    if not warm_start.is_ready(cfg, Path("/nonexistent")):  # not shipped, and a full one takes minutes
         small |= {"policy.warm_start.episodes": 100, "policy.warm_start.epochs": 1}
     tracker = MemoryTracker()
     outcome = train(load(page, small), tracker, shared_home)

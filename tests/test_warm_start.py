@@ -182,6 +182,19 @@ def test_experts_look_and_novices_do_not():
     )
 
 
+def test_players_on_slippery_ice_look_before_every_step():
+    """One action a turn, for the whole budget; other starts keep their key, and with it their cache."""
+    slippery = RunConfig().with_overrides({**LITTLE, "env.slip": 1 / 3})
+    firm = RunConfig().with_overrides(LITTLE)
+    for cfg, most, turns in ((slippery, 1, 10), (firm, 3, 5)):
+        chats, _ = warm_start.synthetic_play(cfg, 200)
+        said = [reply.count("||") + 1 for chat in chats for _, _, reply in chat.turns]
+        assert max(said) == most
+        assert max(len(chat.turns) for chat in chats) == turns
+    assert "players" in warm_start.key(slippery)
+    assert "players" not in warm_start.key(firm)
+
+
 def test_held_out_names_are_known_words_but_their_payoff_is_not():
     """A model that never saw a name cannot reason about it: evaluation names occur in play, by novices only."""
     cfg = RunConfig().with_overrides(

@@ -175,7 +175,8 @@ def test_base_rates_are_counted_on_the_scenes_that_decide() -> None:
     assert rates(down_right) == 3 / 4
     assert rates(right) == 1.0, "one scene decides it, and there it is true"
     (later,) = statements("the goal will be down right", lake())
-    assert later.later and rates(later) == 3 / 4
+    assert later.later
+    assert rates(later) == 3 / 4
     several = BaseRates([(lake(0), lake(8)), (lake(0), lake(1), lake(8)), (lake(8),)])
     assert several(down_right) == 2 / 3, "the highest of the kinds of scenes: 1/2, 2/3, 0"
 

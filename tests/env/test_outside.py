@@ -183,7 +183,7 @@ def test_a_gymnasium_environment_by_its_id() -> None:
     assert steps[-1].observation.endswith(": room 3 of 4")
     with pytest.raises(ConfigError, match=r"cannot make 'Nowhere-v0'.*Nowhere"):
         TextGym(id="Nowhere-v0", actions=["on"])
-    with pytest.raises(ConfigError, match="cannot make 'tests.env.outside_gym:Dungeon-v0'.*doors"):
+    with pytest.raises(ConfigError, match=r"cannot make 'tests\.env\.outside_gym:Dungeon-v0'.*doors"):
         TextGym(id="tests.env.outside_gym:Dungeon-v0", actions=["back", "on"], kwargs={"doors": 1})
 
 
