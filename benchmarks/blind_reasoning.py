@@ -1,7 +1,7 @@
 """What the luckiest constant statement earns under ``reward.reasoning: grounded`` (docs/environments.md).
 
-Every statement that the grammar can make of a board (ways, next tiles, cells, with their denials) is held against states
-that its base rates were not counted on. Run: ``python benchmarks/blind_reasoning.py``.
+Every statement that the grammar can make of a board (ways, next tiles, cells, with their denials) is held against
+states that its base rates were not counted on. Run: ``python benchmarks/blind_reasoning.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def constant_statements(board: Scene) -> list[Statement]:
         for way in NEIGHBOURS.values()
         for holds in (True, False)
     ]
-    return found + [Statement("cell", noun, "", cell, holds) for noun in nouns for cell in cells for holds in (True, False)]
+    return found + [
+        Statement("cell", noun, "", cell, holds) for noun in nouns for cell in cells for holds in (True, False)
+    ]
 
 
 def luckiest(section: Any, kind: str) -> tuple[float, Statement]:

@@ -471,6 +471,15 @@ def test_the_last_value_within_a_bound_is_accepted(overrides):
         ({"algo.name": "dr_grpo", "algo.aggregation": "fixed_length"}, "algo.aggregation"),
         ({"algo.name": "rloo", "algo.whiten": False}, "algo.whiten"),
         ({"algo.name": "reinforce_pp", "algo.value_clip": 0.1}, "algo.value_clip"),
+        ({"algo.value_clip": 0.1}, "algo.value_clip"),  # one update per rollout: V is V_old
+        ({"algo.name": "bi_level_gae", "algo.value_clip": 0.1}, "algo.value_clip"),
+        ({"algo.name": "bi_level_gae", "algo.gamma_turn": 0.9, "rollout.max_turns": 1}, "algo.gamma_turn"),
+        ({"algo.importance_cap": 2.0}, "algo.importance_cap"),
+        ({"rollout.shared_dynamics": True, "env.slip": 0.0}, "rollout.shared_dynamics"),
+        ({"rollout.shared_dynamics": True, "env.name": "sokoban"}, "rollout.shared_dynamics"),
+        ({"rollout.shared_dynamics": True, "env.name": "countdown"}, "rollout.shared_dynamics"),
+        ({"rollout.shared_dynamics": True, "env.name": "bandit", "env.chance": 1.0}, "rollout.shared_dynamics"),
+        ({"rollout.shared_dynamics": True, "env.name": "ragen_lab.env.gym:TextGym"}, "rollout.shared_dynamics"),
         ({"reward.reasoning": "grounded", "reward.reasoning_weight": 0.0}, "reward.reasoning"),
         *(
             ({"algo.name": "grpo", "filter.keep_ratio": 1.0, path: value}, path)
@@ -504,8 +513,14 @@ def test_pitfall_18_each_inert_knob_is_named(overrides, path):
         {"algo.kl.place": "loss", "algo.kl.coef": 0.1, "algo.kl.estimator": "k3"},
         {"algo.kl.place": "reward", "algo.kl.coef": 0.1, "algo.kl.estimator": "k3"},
         {"algo.name": "grpo", "algo.std_normalize": False},
-        {"algo.gamma": 0.9, "algo.lam": 0.9, "algo.whiten": False, "algo.value_clip": 0.1, "optim.critic_lr": 1e-3},
-        {"algo.name": "bi_level_gae", "algo.gamma_turn": 0.9, "algo.lam": 0.9, "algo.value_clip": 0.1},
+        {"algo.gamma": 0.9, "algo.lam": 0.9, "algo.whiten": False, "optim.critic_lr": 1e-3},
+        {"algo.value_clip": 0.1, "optim.epochs": 2},
+        {"algo.name": "bi_level_gae", "algo.value_clip": 0.1, "filter.keep_ratio": 1.0},
+        {"algo.name": "bi_level_gae", "algo.gamma_turn": 0.9, "algo.lam": 0.9, "rollout.max_turns": 2},
+        {"algo.importance_cap": 2.0, "policy.dtype": "bfloat16"},
+        {"rollout.shared_dynamics": True},  # a slippery lake
+        {"rollout.shared_dynamics": True, "env.name": "bandit"},
+        {"rollout.shared_dynamics": True, "env.name": "some.package:Game"},  # nobody knows
         {"algo.name": "reinforce_pp", "algo.gamma": 0.9, "algo.whiten": False},
         {"algo.name": "reinforce_pp_baseline", "algo.whiten": False},
         {"optim.updates_per_rollout": 2, "algo.clip_low": 0.1, "algo.dual_clip": 4.0, "algo.ratio": "sequence"},

@@ -2,8 +2,8 @@
 
 A place drawn evenly from the board is no such measure: boxes lie away from the edge, a room's edge is always wall, and
 a player who plays stands near what matters. So the rate is counted, on states of training levels of the same
-environment, three kinds of them: at the start, and after 1 to 9 actions at random or well played. The rate of a statement
-is the highest of the three, so that it earns nothing to know what kind of state one is in, either.
+environment, three kinds of them: at the start, and after 1 to 9 actions at random or well played. The rate of a
+statement is the highest of the three, so that it earns nothing to know what kind of state one is in, either.
 """
 
 from __future__ import annotations

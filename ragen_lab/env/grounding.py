@@ -7,10 +7,10 @@ read within one clause (clauses end at punctuation and at words such as 'so', 'b
   True when it names the whole displacement, false when it names a wrong part of it, and neither (not counted)
   when it names only one of two right parts.
   So ``there is a hole to the right of me`` is said of any distance; ``the goal is not up`` is true where no part is up.
-- ``the player is at row 2, column 3``, ``goal (3, 4)``, ``holes at (1, 3) and (4, 1)``, ``second row, third column``, ``in
-  the top left corner`` (within a room's outer wall): a cell. Rows from the top, columns from the left, from 1.
-- ``no hole down of me``, ``a wall immediately above me``, ``right is safe``, ``down avoids the holes``: the next tile; with
-  a distance (``a hole two tiles to my right``) the tile that far away. Distances of anything else are not read.
+- ``the player is at row 2, column 3``, ``goal (3, 4)``, ``holes at (1, 3) and (4, 1)``, ``second row, third column``,
+  ``in the top left corner`` (within a room's outer wall): a cell. Rows from the top, columns from the left, from 1.
+- ``no hole down of me``, ``a wall immediately above me``, ``right is safe``, ``down avoids the holes``: the next tile;
+  with a distance (``a hole two tiles to my right``) the tile that far away. Other distances are not read.
 - ``heading down``, ``must go down right``, ``push the box left``, ``the box needs to go left``: the way to the aim (to
   the goal; from the box to its target). A bare direction of the target is seen from the box, as the aim is.
 - In a clause with 'will' or behind 'after', the same is said of the *next* state: the one after the turn's actions.
@@ -65,7 +65,8 @@ class Grounded(Protocol):
 class Statement:
     """``noun`` (seen from ``origin``) is at ``value``: a displacement's signs, a displacement, or a cell.
 
-    ``kind``: 'way', 'tile' (the next one, or so far away) or 'cell'. ``holds`` False: it is said not to be there. ``later``: of the next state.
+    ``kind``: 'way', 'tile' (the next one, or so far away), 'cell'.
+    ``holds`` False: it is said not to be there. ``later``: of the next state.
     """
 
     kind: str
@@ -122,10 +123,10 @@ _FILLERS = _words(
     "shows see plan looking way positioned situated that this also towards toward still remains both i'm that's away"
 )
 _NEAR = _words("directly immediately immediate adjacent")
-_ORDINALS = {
-    word: n for n, word in enumerate("first second third fourth fifth sixth seventh eighth ninth tenth".split(), 1)
-}
-_NUMBERS = {word: n for n, word in enumerate("one two three four five six seven eight nine ten".split(), 1)}
+_TH = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_ORDINALS = {word: number for number, word in enumerate(_TH, 1)}
+_TEN = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NUMBERS = {word: number for number, word in enumerate(_TEN, 1)}
 _NUMBER = rf"\d+|{'|'.join(_NUMBERS)}"
 _NTH = rf"(\d+(?:st|nd|rd|th)|{'|'.join(_ORDINALS)}|last)"
 _AND = r"\s*,?\s*(?:and\s+|of\s+)?(?:in\s+|at\s+)?(?:the\s+)?"
@@ -136,8 +137,8 @@ _BOARD_TURNED = re.compile(rf"\bcol(?:umn)?\s*({_NUMBER})\b{_AND}row\s*({_NUMBER
 _BOARD_NTH = re.compile(rf"\b{_NTH}\s+row{_AND}{_NTH}\s+col(?:umn)?\b")
 _CORNER = re.compile(r"\b(top|upper|bottom|lower)[\s-]+(left|right)(?:[\s-]+hand)?[\s-]+corner\b")
 _COUNTS = re.compile(
-    rf"\b({_NUMBER}|a few|few|several|some|many|a couple(?: of)?)\s+(?:rows?|columns?|cols?|steps?|tiles?|cells?|spaces?|"
-    r"squares?)\b"
+    rf"\b({_NUMBER}|a few|few|several|some|many|a couple(?: of)?)\s+"
+    r"(?:rows?|columns?|cols?|steps?|tiles?|cells?|spaces?|squares?)\b"
 )
 _GAP = re.compile(r"\s+")
 _NEXT_TILE = re.compile(r"\bthe (?:tile|cell|square|space)\b")
@@ -245,7 +246,8 @@ def _read(clause: list[Element], scene: Scene, later: bool, several: str) -> tup
     at = 0
     while at < len(parts):
         if several and parts[at][0] == "cell" and (at + 1 == len(parts) or parts[at + 1][0] != "noun"):
-            taken, statement = 1, _cell(several, parts[at][1])
+            found.append(Statement(*_cell(several, parts[at][1]), later=later))
+            at += 1
         else:
             taken, statement = _pattern(parts, at, scene, near)
             nouns = [part[1] for part in parts[at : at + taken] if part[0] == "noun"]
@@ -253,9 +255,9 @@ def _read(clause: list[Element], scene: Scene, later: bool, several: str) -> tup
                 several = statement[1] if len(scene.things.get(statement[1], ())) > 1 else ""
             elif nouns:
                 several = ""
-        if statement is not None:
-            found.append(Statement(*statement, later=later))
-        at += taken
+            if statement is not None:
+                found.append(Statement(*statement, later=later))
+            at += taken
     return found, several
 
 

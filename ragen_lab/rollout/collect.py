@@ -17,7 +17,7 @@ from ragen_lab.env.grounding import Grounded, judge
 from ragen_lab.errors import ConfigError, EnvError
 from ragen_lab.policy.model import Policy
 from ragen_lab.prompt import ChatWriter, Parsed, parse_reply
-from ragen_lab.reward import REASONING, length_cost, turn_penalty
+from ragen_lab.reward import length_cost, reasoning_of, refuse_silent, turn_penalty
 from ragen_lab.rollout.engine import NativeSession, Reply, refuse_unsupported
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -89,6 +89,7 @@ def collect(
     of replies into the model's mouth (row = g * members + m); the reply that is parsed includes it.
     """
     refuse_unsupported(policy, cfg.rollout.max_context)
+    refuse_silent(make_env(cfg.env), cfg.reward)
     members = len(dynamics_seeds[0])
     episodes: list[_Episode] = []
     prompts: list[list[int]] = []
@@ -180,7 +181,7 @@ def _play_turn(episode: _Episode, reply: Reply, text: str, meaning: Parsed, thin
     if board is not None and meaning.format_ok and isinstance(episode.env, Grounded):
         # measured whether it is rewarded or not, so that arms can be compared
         said = judge(meaning.think, board, episode.env.scene())
-    pay = REASONING[cfg.reward.reasoning]
+    pay = reasoning_of(cfg.reward.reasoning)
     episode.turns.append(
         Turn(
             observation=shown,

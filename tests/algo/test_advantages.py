@@ -128,6 +128,47 @@ def test_bi_level_gae_worked_by_hand():
     np.testing.assert_allclose(returns, [0.596, 1.09, 0.08, 0.0], atol=1e-12)
 
 
+def test_bi_level_gae_pays_each_token_s_kl_once():
+    # The same turns and values, with KL -0.1 -0.2 | -0.3 -0.4: turns pay -0.3 and -0.7
+    #   d2 = 0 - 0.7 - 0.2 = -0.9;  d1 = 1 - 0.3 + 0.9*0.2 - 0.4 = 0.48;  A(turn 1) = 0.48 + 0.45*(-0.9) = 0.075
+    # Turn 2: last earns -0.9 + 0.2 + 0.3 = -0.4 (its own): A4 = -0.6
+    #   A3 = (-0.3 + 0.8*0.2 - 0.3) + 0.4*(-0.6) = -0.44 - 0.24 = -0.68
+    # Turn 1: last earns 0.075 + 0.4 + 0.1 = 0.575: A2 = 0.175;  A1 = (-0.1 + 0.32 - 0.5) + 0.4*0.175 = -0.21
+    found, returns = bi_level_gae(
+        np.array([1.0, 0.0]),
+        np.array([2, 4]),
+        np.array([-0.1, -0.2, -0.3, -0.4]),
+        np.array([0.5, 0.4, 0.3, 0.2]),
+        0.9,
+        0.8,
+        0.5,
+    )
+    np.testing.assert_allclose(found, [-0.21, 0.175, -0.68, -0.6], atol=1e-12)
+    np.testing.assert_allclose(returns, [0.29, 0.575, -0.38, -0.4], atol=1e-12)
+
+
+@given(
+    st.lists(floats, min_size=1, max_size=6), st.lists(floats, min_size=6, max_size=6), st.floats(0, 1), st.floats(0, 1)
+)
+def test_bi_level_gae_of_one_turn_with_kl_is_plain_gae(values, kl, gamma, lam):
+    n = len(values)
+    kl_N, values_N = np.array(kl[:n]), np.array(values)
+    found = bi_level_gae(np.array([2.0]), np.array([n]), kl_N, values_N, 0.3, gamma, lam)
+    np.testing.assert_allclose(found, gae(terminal_reward(2.0, n) + kl_N, values_N, gamma, lam), atol=1e-9)
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.data())
+def test_without_discounts_every_token_answers_for_all_that_is_paid_from_it_on(tokens, data):
+    """gamma = gamma_turn = lambda = 1: A_t = rewards and KL from token t on, less V_t, across the ends of turns."""
+    n, ends = sum(tokens), np.cumsum(tokens)
+    kl, values = (np.array(data.draw(st.lists(floats, min_size=n, max_size=n))) for _ in range(2))
+    rewards = np.array(data.draw(st.lists(floats, min_size=len(tokens), max_size=len(tokens))))
+    paid = kl.copy()
+    paid[ends - 1] += rewards
+    found, _ = bi_level_gae(rewards, ends, kl, values, 1.0, 1.0, 1.0)
+    np.testing.assert_allclose(found, paid[::-1].cumsum()[::-1] - values, atol=1e-9)
+
+
 def test_pitfall_10_bi_level_gae_needs_no_reward_to_find_a_turn():
     """Pitfall 10: zero-reward turns, an episode without any reward, and a single turn."""
     values = np.array([0.5, 0.4, 0.3, 0.2, 0.1])
@@ -179,6 +220,8 @@ def test_reinforce_pp_discounts_and_sums_kl_from_each_token_on():
     batch = episodes([[1], [0]], [[3], [1]], penalties=[[-0.1, -0.1, -0.1], [0]])
     found = advantages("reinforce_pp", batch, gamma=0.5, whiten=False)
     np.testing.assert_allclose(found[0], [0.075, 0.35, 0.9])
+    lam = advantages("reinforce_pp", batch, gamma=0.5, lam=0.3, whiten=False)
+    np.testing.assert_array_equal(lam[0], found[0], "there is no lambda in it")
 
 
 def test_the_global_baselines_differ_where_groups_differ():

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ragen_lab.env.base import make_env
 from ragen_lab.config import GROUNDED
+from ragen_lab.env.base import make_env
 from ragen_lab.env.base_rates import KINDS, SCENES, BaseRates, base_rates, scene
 from ragen_lab.env.frozen_lake import FrozenLake, Lake
 from ragen_lab.env.grounding import Grounded, Scene, Statement, Verdict, judge, score, statements
@@ -124,6 +124,7 @@ ROOM_TEXTS = [
     ("I must stand below the box", 0, 0),
     ("I must be left of the box. Push the box to the left of the target.", 0, 0),
     ("The box is in the top left corner.", 0, 1),
+    ("The target is in the top right corner.", 1, 0),  # of the room within its wall
     ("There is a wall directly above the box.", 0, 1),
     ("The walls at (1,1) and (1,2) are far away.", 2, 0),
     ("I am to the right of the box, so I push it left.", 1, 1),  # pushing left is not the way to the target
@@ -184,7 +185,7 @@ def test_base_rates_are_counted_on_the_scenes_that_decide() -> None:
 def test_reference_scenes_are_training_levels_at_every_depth_of_play() -> None:
     section = SokobanSection()
     env = make_env(section)
-    moved = {kind: 0 for kind in KINDS}
+    moved = dict.fromkeys(KINDS, 0)
     for number in range(40):
         env.reset(2**34 + number)
         start = env.scene()
