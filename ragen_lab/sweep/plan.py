@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ragen_lab.config import RunConfig, steps_per_iteration
+from ragen_lab.env.base import make_env
+from ragen_lab.errors import ConfigError
 from ragen_lab.inert import inert_knobs
+from ragen_lab.reward import reasoning_of, refuse_silent
 from ragen_lab.runs import View, look
+from ragen_lab.sections import ENV_SECTIONS
 from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.track import trial_folder
 
@@ -121,10 +125,22 @@ def _inert(sweep: Sweep) -> Iterator[str]:
     """Knobs without effect, told once for all arms that share one; an axis is told where it does nothing at all."""
     where: dict[str, list[str]] = {}
     for arm in sweep.arms:
-        for note in inert_knobs(sweep.cfg_of(arm.name)):
+        for note in (*inert_knobs(sweep.cfg_of(arm.name)), *_unjudged(sweep.cfg_of(arm.name))):
             where.setdefault(note, []).append(arm.name)
     for note, arms in where.items():
         yield note if len(arms) == len(sweep.arms) else f"{note} (arms: {', '.join(arms)})"
+
+
+def _unjudged(cfg: RunConfig) -> list[str]:
+    """A reasoning reward that an environment from outside cannot judge; the trial would refuse to start."""
+    if cfg.reward.reasoning == "none" or cfg.env.name in ENV_SECTIONS:
+        return []
+    try:
+        refuse_silent(make_env(cfg.env), cfg.reward)
+        reasoning_of(cfg.reward.reasoning)
+    except ConfigError as error:
+        return error.faults
+    return []
 
 
 def _confounds(sweep: Sweep) -> Iterator[str]:
