@@ -187,6 +187,8 @@ def test_all_faults_of_a_page_at_once_each_with_its_path():
         ({**TINY, "policy.tiny.kv_heads": 3}, "does not divide"),
         ({"policy.device": "tpu"}, "pattern"),
         ({"env.name": "bandit", "reward.reasoning": "grounded"}, "bandit cannot"),
+        ({"reward.reasoning": "groundet"}, "Did you mean 'grounded'"),
+        ({"env.name": "countdown", "reward.reasoning": "my.package:mine"}, "countdown cannot"),
         ({"eval.probes": ["no_think", "no_think"]}, "there twice"),
         ({"eval.probes": ["none"]}, "'no_think', 'empty_think' or 'shuffled_think'"),
         ({"eval.probes": ["no_think"], "prompt.think": False}, "no reasoning to take away"),

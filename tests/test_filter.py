@@ -211,6 +211,7 @@ def test_filling_up():
     asked.clear()  # a filter that keeps a quarter needs one group only
     found, told = fill_up(first, FilterSection(kind="std", keep_ratio=0.25, resample=5), more)
     assert (asked, found) == ([], first)
+    assert told["filter/full"] == 1.0, "one group with spread is all that it keeps"
     off, told = fill_up(first, FilterSection(kind="zero_only"), more)
     assert (asked, off) == ([], first)
     assert told == {"filter/extra_rollouts": 0.0, "filter/sampled_groups": 4.0, "filter/full": 0.0}
@@ -257,3 +258,20 @@ def test_pitfall_11_the_floor_of_a_spread_grows_with_the_size_of_the_rewards():
     rows = [[0, 1.9e-6], [0, 2.1e-6], [-1e6, -1e6 + 1], [-1e6, -1e6 + 4], [0, -2.1e-6]]
     assert spread(np.array(rows)).tolist() == pytest.approx([0, 1.05e-6, 0, 2, 1.05e-6])
     assert spread(np.array([[1.0, 2.0, 3.0, 6.0]])).tolist() == pytest.approx([np.sqrt(3.5)])  # (4 + 1 + 0 + 9) / 4
+
+
+def test_filling_up_looks_at_the_score_that_the_filter_looks_at():
+    """``filter.score: env_return``: a group whose members differ in their penalty only has no spread."""
+    first = groups([[1, 1], [0, 0]], [[0, -0.1], [0, 0]])
+    asked = []
+
+    def more(number):
+        asked.append(number)
+        return groups([[0, 1], [1, 1]])
+
+    section = FilterSection(kind="std", keep_ratio=0.5, score="env_return", resample=3)
+    found, told = fill_up(first, section, more)
+    assert asked == [1]
+    assert reward_matrix(found, "env_return").tolist() == [[0, 1], [1, 1]]
+    assert told["filter/full"] == 1.0
+    assert fill_up(first, section.model_copy(update={"score": "reward"}), more)[1]["filter/extra_rollouts"] == 0.0

@@ -269,3 +269,42 @@ def test_pitfall_22_a_nan_stays_in_the_totals():
         for name in ("train/max_ratio", "train/kl_old", "train/grad_norm", "train/grad_norm_max"):
             assert math.isnan(found[name]), (ratios, name)
         assert math.isnan(totals.drift_max)
+
+
+def played(*won):
+    """A rollout of one response per level, solved or not."""
+    return Rollout([TrajectoryGroup(i, (A if solved else B,)) for i, solved in enumerate(won)], 0.0, 1)
+
+
+def test_probes_and_sets_report_their_own_plays(monkeypatch):
+    """Each probe's success is of its own trajectories and each set's of its own environment; thoughts are weighed at
+    the temperature they were sampled with."""
+    cfg = config(
+        eval__prompts=4,
+        eval__probes=["no_think", "empty_think"],
+        eval__sets=["slippery"],
+        eval__temperature=0.25,
+        eval__mutual_information_every=2,
+    )
+    asked = []
+
+    def collect(policy, writer, cfg, levels, *rest):
+        asked.append((cfg.env.slip, levels[0]))
+        return played(1, 0, 0, 0) if cfg.env.slip else played(1, 1, 1, 0)
+
+    probes = {"no_think": played(0, 0, 0, 0), "empty_think": played(1, 1, 0, 0)}
+    weighed = []
+    monkeypatch.setattr(evaluation, "collect", collect)
+    monkeypatch.setattr(evaluation, "play_probe", lambda kind, *rest: probes[kind])
+    monkeypatch.setattr(evaluation, "first_thoughts", lambda *rest: ([[1], [2]], [[3], [4]]))
+    monkeypatch.setattr(evaluation, "thought_logprobs", lambda *a: weighed.append(a[3]) or np.log(np.eye(2) + 0.1))
+    found = evaluation.evaluate(None, None, cfg, 2, {"": LINES, "slippery": LINES}, MemoryTracker())
+    shares = {
+        "eval/success": 0.75,
+        "eval/success/slippery": 0.25,
+        "eval/success_no_think": 0.0,
+        "eval/success_empty_think": 0.5,
+    }
+    assert {name: found[name] for name in shares} == shares
+    assert asked == [(0.0, eval_seeds(4)[0]), (1 / 3, 2**41)]
+    assert weighed == [0.25]

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from ragen_lab import train as trainer
-from ragen_lab.filter import keep_groups
+from ragen_lab.filter import fill_up, keep_groups
 from ragen_lab.policy.model import load_policy
 from ragen_lab.reward import reward_matrix, spread
 from ragen_lab.seeds import derive
+from ragen_lab.track import MemoryTracker
 from ragen_lab.train import Learner
 from ragen_lab.warm_start import prepare
 from tests.test_train import config, fresh_learner
@@ -66,12 +67,12 @@ def test_pitfall_19_every_iteration_and_round_draws_afresh(shared_home, monkeypa
     """Pitfall 19: levels, chance events and token draws are new in every iteration and extra round, chance events
     for every member; all at the temperature of the rollout."""
     learner = fresh_learner(shared_home, algo__name="grpo", rollout__temperature=0.75)
-    calls = calls_of_collect(learner, monkeypatch, (1,), (2,), (1, 1), (1, 2))
+    calls = calls_of_collect(learner, monkeypatch, (1,), (2,), (1, 1), (1, 2), (2, 1))
     levels = [level for call in calls for level in call[0]]
     chance = [seed for call in calls for group in call[1] for seed in group]
-    assert len(set(levels)) == len(levels) == 4 * 4
-    assert len(set(chance)) == len(chance) == 4 * 4 * 4
-    assert len({call[3] for call in calls}) == 4
+    assert len(set(levels)) == len(levels) == 5 * 4
+    assert len(set(chance)) == len(chance) == 5 * 4 * 4
+    assert len({call[3] for call in calls}) == 5
     assert {call[2] for call in calls} == {0.75}
     other = fresh_learner(shared_home, algo__name="grpo", seed=1)
     ((levels_1, chance_1, _, seed_1),) = calls_of_collect(other, monkeypatch, (1,))
@@ -142,3 +143,21 @@ def test_filtered_groups_are_not_paid_for(shared_home):
     found = metrics["time/update_tokens_per_second"] * metrics["time/update_seconds"]
     assert found == pytest.approx(tokens)
     assert metrics["train/updates"] == 2  # 8 rows in minibatches of 8, twice
+
+
+def test_an_update_learns_from_the_groups_that_dynamic_sampling_found(shared_home, monkeypatch):
+    """DAPO: what further rounds brought reaches the update and the record of what was kept."""
+    learner = fresh_learner(shared_home, algo__name="grpo", filter__kind="zero_only", filter__resample=3)
+    first = learner.roll_out(1).groups
+    candidates, _ = fill_up(first, learner.cfg.filter, lambda extra: learner.roll_out(1, extra).groups)
+    expected = keep_groups(candidates, learner.cfg.filter, np.random.default_rng(0)).indices
+    wanted = [candidates[i].level_seed for i in expected]
+    assert set(wanted) - {g.level_seed for g in first}, "the seed should leave groups without spread in the first round"
+    seen, tracker = [], MemoryTracker()
+    monkeypatch.setattr(learner, "update", lambda groups, i: seen.extend(g.level_seed for g in groups) or {})
+    learner.iterate(1, tracker)
+    assert seen == wanted
+    ((record),) = tracker.kept
+    assert [record["levels"][i] for i in record["kept"]] == wanted
+    assert record["iteration"] == 1
+    assert record["spread"] == spread(reward_matrix(candidates)).tolist()

@@ -61,6 +61,7 @@ def fill(folder: Path, rows: int, every: int = 2) -> FolderTracker:
     for i in range(rows):
         made.log(i, {"eval/success": i / 10})
         made.trajectories(i, [{"reply": f"of {i}"}])
+        made.groups(i, {"kept": [i]})
         if i % every == 0:
             made.checkpoint(i, lambda path, i=i: path.write_text(f"state {i}") and None)
     return made
@@ -123,6 +124,8 @@ def test_resume_cuts_back_to_the_newest_checkpoint(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl") == again.rows
     replies = [json.loads(line)["reply"] for line in (tmp_path / "trajectories.jsonl").read_text().splitlines()]
     assert replies == [f"of {i}" for i in range(5)]
+    kept = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
+    assert kept == [{"iteration": i, "kept": [i]} for i in range(5)]
     again.log(5, {"eval/success": 1.0})
     assert read_rows(tmp_path / "metrics.jsonl")[-1]["eval/success"] == 1.0
 

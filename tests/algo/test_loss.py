@@ -213,3 +213,30 @@ def test_the_dual_clip_and_the_two_bounds_are_the_knobs():
     algo = AlgoSection(dual_clip=2.5, clip_low=0.4, clip_high=0.7)
     loss, _ = policy_loss(new, old, torch.tensor([-1.0, 1.0, -1.0]), algo, torch.zeros(3, dtype=torch.long))
     torch.testing.assert_close(loss, torch.tensor([2.5, -1.7, 0.6]))
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.randoms(use_true_random=False), st.integers(0, 10**6))
+def test_permuting_the_rows_of_a_step_permutes_its_gradient(tokens, order, seed):
+    """Every loss, ratio and aggregation: trajectories in another order give each token the gradient it had."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randn(3, n, generator=generator, dtype=torch.float64) for n in tokens]
+    places = list(range(len(rows)))
+    order.shuffle(places)
+    for loss, ratio, how in (("clip", "token", "token_mean"), ("clip", "sequence", "sequence_mean"),
+                             ("cispo", "token", "fixed_length")):  # fmt: skip
+        algo = AlgoSection(loss=loss, ratio=ratio)
+
+        def gradient(arranged, algo=algo, how=how):
+            new_N, old_N, advantages_N = torch.cat(arranged, dim=1)
+            row_N = torch.repeat_interleave(torch.arange(len(arranged)), torch.tensor([r.shape[1] for r in arranged]))
+            found = gradient_of(
+                new_N,
+                lambda leaf: aggregate(
+                    policy_loss(leaf, old_N, advantages_N, algo, row_N)[0], row_N, how, len(row_N), len(arranged), 9
+                ),
+            )
+            return torch.split(found, [r.shape[1] for r in arranged])
+
+        before, after = gradient(rows), gradient([rows[i] for i in places])
+        for place, found in zip(places, after, strict=True):
+            torch.testing.assert_close(found, before[place])

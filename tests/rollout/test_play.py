@@ -7,9 +7,9 @@ import pytest
 
 from ragen_lab.config import RunConfig
 from ragen_lab.env.base import make_env
-from ragen_lab.env.frozen_lake import FrozenLake
+from ragen_lab.env.frozen_lake import FrozenLake, Lake
 from ragen_lab.errors import EnvError
-from ragen_lab.prompt import ChatWriter
+from ragen_lab.prompt import ChatWriter, Parsed
 from ragen_lab.rollout import collect as rollouts
 from ragen_lab.rollout.engine import Reply
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason
@@ -254,3 +254,43 @@ def test_pitfall_01_a_forced_beginning_is_context_in_the_ids_and_part_of_the_tex
     assert all(turn.format_ok and turn.actions == ("Up",) for turn in trajectory.turns)
     assert not set(begun) & set(trajectory.ids_T[trajectory.roles_T == MODEL].tolist())
     assert rollout.tokens == trajectory.model_tokens == 2 * (5 + 1)
+
+
+# P _ O _      player row 1 column 1, goal row 3 column 4,
+# _ _ _ _      holes row 1 column 3 and row 4 column 1
+# _ _ _ G
+# O _ _ _
+LAKE = "P_O_/____/___G/O___"
+
+
+def careful(verdict, rate):
+    """A reasoning reward of another package: minus one for any falsehood."""
+    return -1.0 if verdict.false else 0.25
+
+
+@pytest.mark.parametrize(
+    ("think", "action", "reasoning", "true", "false"),
+    [
+        # base rate 1/4, two truths: 2 x 3/4 = 1.5, scaled by 1.5: 1; times the weight 1/2
+        ("i am at (1, 1) . after right i am at (1, 2)", "Right", 0.5, 2, 0),
+        ("i am at (1, 2) . after right i am at (1, 1)", "Right", -0.5 * 0.5 / 1.5, 0, 2),
+        ("i am at (1, 1) . after up i am at (1, 1)", "Up", 0.5, 2, 0),  # against the wall
+        ("the goal is down right", "Down", 0.375, 1, 0),
+        ("the goal is up", "Down", -0.125, 0, 1),
+    ],
+)
+def test_a_thought_is_held_against_the_board_before_and_after_its_actions(
+    monkeypatch, think, action, reasoning, true, false
+):
+    monkeypatch.setattr(rollouts, "base_rates", lambda section: lambda statement: 0.25)
+    knobs = {**SMALL, "reward.reasoning": "grounded", "reward.reasoning_weight": 0.5}
+    for name, expected in (("grounded", reasoning), ("tests.rollout.test_play:careful", -0.5 if false else 0.125)):
+        cfg = RunConfig().with_overrides({**knobs, "reward.reasoning": name})
+        env = FrozenLake(cfg.env)
+        env._lake, env._cell = Lake(LAKE), 0
+        episode = rollouts._Episode(env, 0, 0, observation="o", actions_left=5)
+        meaning = Parsed(think=think, actions=(action,), format_ok=True)
+        rollouts._play_turn(episode, Reply([1], [-0.5], [0.0], False), "text", meaning, 3, cfg)
+        (turn,) = episode.turns
+        assert turn.reasoning == pytest.approx(expected)
+        assert (turn.true_statements, turn.false_statements) == (true, false)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
+from ragen_lab.config import RunConfig
+from ragen_lab.errors import ConfigError
 from ragen_lab.policy.model import Policy, make_batch, token_logprobs
 from ragen_lab.rollout.engine import NativeSession
 from ragen_lab.trajectory import MODEL
@@ -200,3 +202,25 @@ def test_pitfall_06_15_a_model_that_scales_its_logits_is_sampled_and_trained_as_
     torch.testing.assert_close(trained_N, plain_N, atol=1e-5, rtol=0)
     assert float((trained_N - other_N).abs().max()) > 0.1
     assert rollout.entropy == pytest.approx(float(entropy_N.mean()), abs=1e-4)
+
+
+@pytest.mark.parametrize("knob", ["top_p", "top_k", "min_p"])
+def test_pitfall_06_a_truncated_distribution_cannot_be_asked_for(small_policy, knob):
+    """Pitfall 6: no such knob is there to be set, and what the model's own generation config says is not looked at."""
+    with pytest.raises(ConfigError, match=rf"rollout.{knob}: unknown key"):
+        RunConfig().with_overrides({f"rollout.{knob}": 1})
+
+    def drawn():
+        session = NativeSession(small_policy, 64, 1.0, 6, frozenset({4}), seed=0)
+        session.start([PROMPT], members=64)
+        return [reply.ids for reply in session.reply(list(range(64)), [[]] * 64)]
+
+    free = drawn()
+    config = small_policy.model.generation_config
+    before = getattr(config, knob)
+    try:
+        setattr(config, knob, {"top_k": 1, "top_p": 1e-6, "min_p": 1.0}[knob])
+        assert drawn() == free
+    finally:
+        setattr(config, knob, before)
+    assert len(set(map(tuple, free))) > 1

@@ -159,3 +159,10 @@ def test_one_of_a_thing_is_not_several(sweep_of: Make, tmp_path: Path) -> None:
     text = describe(make_plan(sweep_of(**page), tmp_path))
     assert "1 arm x 1 seed = 1 trial, 0 there already." in text
     assert "To do: 1 trial, 1 iteration, " in text
+
+
+def test_pitfall_18_a_reasoning_reward_that_nobody_can_judge_is_told(sweep_of: Make) -> None:
+    """Pitfall 18: an environment from outside without ``scene()``; the trial itself would refuse to start."""
+    corridor = {"env.name": "tests.env.outside:Corridor"}
+    assert notes(sweep_of(**corridor, **{"reward.reasoning": "grounded"}), "no scene()")
+    assert not notes(sweep_of(**corridor), "no scene()")
