@@ -221,7 +221,7 @@ def test_a_truncation_that_pays_is_no_success() -> None:
 
 
 def test_pitfall_18_a_reasoning_reward_that_nobody_can_judge_is_refused() -> None:
-    """Pitfall 18: Corridor has no ``scene()``, so the reward would be 0 throughout; a missing function is refused too."""
+    """Pitfall 18: Corridor has no ``scene()``: the reward would be 0 throughout; a missing function is refused too."""
     section = RewardSection(reasoning="grounded")
     with pytest.raises(ConfigError, match=r"no scene\(\)"):
         refuse_silent(make_env(config(CORRIDOR, {}).env), section)
