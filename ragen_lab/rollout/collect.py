@@ -89,13 +89,13 @@ def collect(
     of replies into the model's mouth (row = g * members + m); the reply that is parsed includes it.
     """
     refuse_unsupported(policy, cfg.rollout.max_context)
-    refuse_silent(make_env(cfg.env), cfg.reward)
     members = len(dynamics_seeds[0])
     episodes: list[_Episode] = []
     prompts: list[list[int]] = []
     for level_seed, dynamics in zip(level_seeds, dynamics_seeds, strict=True):
         for dynamics_seed in dynamics:
             env = make_env(cfg.env)
+            refuse_silent(env, cfg.reward)
             episode = _Episode(env, level_seed, dynamics_seed, actions_left=cfg.rollout.max_actions)
             episode.observation = env.reset(level_seed, dynamics_seed)
             episodes.append(episode)

@@ -8,12 +8,13 @@ import pytest
 from ragen_lab.config import RunConfig
 from ragen_lab.env.base import make_env
 from ragen_lab.env.frozen_lake import FrozenLake, Lake
-from ragen_lab.errors import EnvError
+from ragen_lab.errors import ConfigError, EnvError
 from ragen_lab.prompt import ChatWriter, Parsed
 from ragen_lab.rollout import collect as rollouts
 from ragen_lab.rollout.engine import Reply
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason
 from tests.conftest import SMALL
+from tests.env.outside import Corridor
 from tests.rollout.test_engine import roll
 
 UP = "<think> go </think> <answer> Up </answer>"
@@ -294,3 +295,12 @@ def test_a_thought_is_held_against_the_board_before_and_after_its_actions(
         (turn,) = episode.turns
         assert turn.reasoning == pytest.approx(expected)
         assert (turn.true_statements, turn.false_statements) == (true, false)
+
+
+def test_a_rollout_whose_thoughts_nobody_can_judge_does_not_begin(small_policy, monkeypatch):
+    """An environment without ``scene()`` would pay every thought 0 and say nothing."""
+    asked = scripted(monkeypatch, small_policy, lambda turn, row: UP)
+    monkeypatch.setattr(rollouts, "make_env", lambda section: Corridor())
+    with pytest.raises(ConfigError, match=r"reward\.reasoning: grounded needs .* no scene\(\)"):
+        play(small_policy, {"reward.reasoning": "grounded"})
+    assert not asked
