@@ -22,6 +22,7 @@ from ragen_lab.page import scan_experiment
 from ragen_lab.sections import (
     ENV_SECTIONS,
     PUBLISHED,
+    REASONING_NAMES,
     SCHEMA_VERSION,
     AlgoSection,
     DetectSection,
@@ -370,9 +371,15 @@ GROUNDED = ("frozen_lake", "sokoban")  # environments of ours that can say where
 def _eval_faults(cfg: RunConfig) -> list[str]:
     """Rules of the reasoning reward and of the evaluation's extras."""
     faults: list[str] = []
-    if cfg.reward.reasoning == "grounded" and cfg.env.name in ENV_SECTIONS and cfg.env.name not in GROUNDED:
+    reasoning = cfg.reward.reasoning
+    if reasoning not in REASONING_NAMES and ":" not in reasoning:
         faults.append(
-            f"reward.reasoning: grounded needs an environment that can say where things are; {cfg.env.name} cannot. "
+            f"reward.reasoning: unknown reward {reasoning!r}.{suggest(reasoning, list(REASONING_NAMES))} Allowed: "
+            f"{', '.join(REASONING_NAMES)}, or 'module:function' for one from outside."
+        )
+    elif reasoning != "none" and cfg.env.name in ENV_SECTIONS and cfg.env.name not in GROUNDED:
+        faults.append(
+            f"reward.reasoning: {reasoning} needs an environment that can say where things are; {cfg.env.name} cannot. "
             f"Use {' or '.join(GROUNDED)}, or none."
         )
     try:

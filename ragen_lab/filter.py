@@ -81,6 +81,10 @@ class Kept:
     indices: tuple[int, ...]
     std_G: Floats
 
+    def record(self, level_seeds: list[int]) -> dict[str, list[float] | list[int]]:
+        """What was chosen among, in order: level seeds and spreads of all groups, and the indices of the kept ones."""
+        return {"levels": level_seeds, "spread": self.std_G.tolist(), "kept": list(self.indices)}
+
     @property
     def metrics(self) -> dict[str, float]:
         kept_K, total = self.std_G[list(self.indices)], float(self.std_G.sum())

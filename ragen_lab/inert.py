@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ragen_lab.config import RunConfig, keeps_all, steps_per_iteration
 
@@ -27,6 +28,8 @@ def inert(cfg: RunConfig) -> list[tuple[str, str]]:
         idle("policy.warm_start", "only the tiny model is warm-started.")
     _inert_filter(cfg, idle)
     _inert_algo(cfg, idle)
+    if cfg.rollout.shared_dynamics and (why := _no_chance(cfg.env)):
+        idle("rollout.shared_dynamics", why)
     if cfg.reward.reasoning == "none":
         idle("reward.reasoning_weight", "reward.reasoning is none.")
     elif not cfg.prompt.think or cfg.reward.reasoning_weight == 0:
@@ -38,6 +41,19 @@ def inert(cfg: RunConfig) -> list[tuple[str, str]]:
     if cfg.optim.updates_per_rollout is not None:
         idle("optim.minibatch", "optim.updates_per_rollout decides the split.")
     return notes
+
+
+def _no_chance(env: Any) -> str | None:
+    """Why nothing in an environment is left to chance; None where something is, or may be."""
+    if env.name in ("sokoban", "countdown"):
+        return f"nothing in {env.name} is left to chance."
+    if env.name == "frozen_lake" and env.slip == 0:
+        return "with env.slip 0 nothing is left to chance."
+    if env.name in ("bandit", "bandit_rev") and env.chance in (0, 1):
+        return f"with env.chance {env.chance:g} nothing is left to chance."
+    if env.name == "ragen_lab.env.gym:TextGym":
+        return "a Gymnasium environment draws its chance events from the level's seed: they are always shared."
+    return None
 
 
 def _inert_filter(cfg: RunConfig, inert: Callable[[str, str], None]) -> None:
@@ -67,6 +83,8 @@ def _inert_algo(cfg: RunConfig, inert: Callable[[str, str], None]) -> None:
             inert("algo.gamma", f"{name} does not discount.")
     if name != "bi_level_gae":
         inert("algo.gamma_turn", f"{name} has one level.")
+    elif cfg.rollout.max_turns == 1:
+        inert("algo.gamma_turn", "there is one turn.")
     if not algo.whitens:
         inert("algo.whiten", f"{name} does not normalise over the batch.")
     if name != "grpo":
@@ -81,6 +99,10 @@ def _inert_algo(cfg: RunConfig, inert: Callable[[str, str], None]) -> None:
         inert("algo.entropy_schedule", "algo.entropy_coef is 0.")
     if algo.loss == "cispo":
         inert("algo.dual_clip", "cispo bounds its weight by the clip range alone.")
+    if cfg.rollout.engine == "native" and cfg.policy.dtype == "float32":
+        inert("algo.importance_cap", "in float32 the native engine samples with the trainer's own log-probs.")
     if steps_per_iteration(cfg) == 1:
+        if algo.has_critic:
+            inert("algo.value_clip", "one update per rollout starts at the old values, which no clip can reach.")
         for path in ("algo.clip_low", "algo.clip_high", "algo.dual_clip", "algo.ratio", "algo.loss"):
             inert(path, "one on-policy update per rollout has ratio 1 throughout.")

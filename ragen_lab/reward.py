@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
 
-from ragen_lab.env.grounding import Statement, Verdict, score
+from ragen_lab.env.base import Env
+from ragen_lab.env.grounding import Grounded, Statement, Verdict, score
+from ragen_lab.errors import ConfigError
 from ragen_lab.sections import RewardSection
 from ragen_lab.trajectory import Trajectory, TrajectoryGroup, Turn
 
@@ -17,11 +21,35 @@ def turn_penalty(format_ok: bool, section: RewardSection) -> float:
     return 0.0 if format_ok else -section.format_penalty
 
 
-# reward.reasoning -> what a think text's statements earn, given the base rate of each; None: nothing.
-REASONING: dict[str, Callable[[Verdict, Callable[[Statement], float]], float] | None] = {
-    "none": None,
-    "grounded": score,
-}
+# What a think text's statements earn, given the base rate of each, in units of ``reward.reasoning_weight``.
+Reasoning = Callable[[Verdict, Callable[[Statement], float]], float]
+REASONING: dict[str, Reasoning | None] = {"none": None, "grounded": score}
+
+
+@cache
+def reasoning_of(name: str) -> Reasoning | None:
+    """The reward of the think text that ``reward.reasoning`` names; None pays nothing.
+
+    Raises ConfigError for a 'module:function' that cannot be had.
+    """
+    if name in REASONING:
+        return REASONING[name]
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        fault = f"cannot import {name!r}: {error}. Is the package installed, or its folder on PYTHONPATH?"
+        raise ConfigError("reward.reasoning", [f"reward.reasoning: {fault}"]) from None
+    if not callable(found):
+        raise ConfigError("reward.reasoning", [f"reward.reasoning: {name!r} is no function of (verdict, rate)."])
+    return found  # type: ignore[no-any-return]
+
+
+def refuse_silent(env: Env, section: RewardSection) -> None:
+    """Raise ConfigError where the think text is to be paid for what an environment cannot judge."""
+    if section.reasoning != "none" and not isinstance(env, Grounded):
+        fault = "needs an environment that can say where things are; this one has no scene() (docs/environments.md)."
+        raise ConfigError("reward.reasoning", [f"reward.reasoning: {section.reasoning} {fault} Use none."])
 
 
 def length_cost(tokens: int, section: RewardSection) -> float:

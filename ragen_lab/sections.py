@@ -176,10 +176,15 @@ class RolloutSection(Section):
     shared_dynamics: bool = knob(False, "Give all members of a group the same chance events (the released code does).")
 
 
+REASONING_NAMES = ("none", "grounded")  # rewards of the think text; reward.py has what they do
+
+
 class RewardSection(Section):
     format_penalty: NonNegative = knob(0.1, "Taken off per turn with no valid action or with any invalid one.")
-    reasoning: Literal["none", "grounded"] = knob(
-        "none", "Reward of the think text: 'none', or 'grounded' for what it states truly about the board."
+    reasoning: str = knob(
+        "none",
+        "Reward of the think text: 'none', 'grounded' for what it states truly about the board, or 'module:function' "
+        "for one from outside.",
     )
     reasoning_weight: NonNegative = knob(0.1, "Most that the think text of one turn can earn, and lose.")
     length_penalty: NonNegative = knob(0.0, "Taken off per token of a reply beyond reward.length_free.")

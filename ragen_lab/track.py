@@ -1,8 +1,9 @@
 """The write side: a folder per trial is the truth, MLflow is a mirror of it.
 
 A trial folder holds ``config.json``, ``metrics.jsonl`` (one line per iteration), ``checkpoints/``,
-``trajectories.jsonl``, ``provenance.json``, ``log.txt``, ``lock`` and, once it has ended,
-``DONE.json``. Non-finite numbers are written as the strings "nan", "inf" and "-inf".
+``trajectories.jsonl``, ``groups.jsonl`` (what the filter chose among and kept), ``provenance.json``,
+``log.txt``, ``lock`` and, once it has ended, ``DONE.json``. Non-finite numbers are written as the strings
+"nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ TRIALS_FOLDER = "trials"
 METRICS_FILE = "metrics.jsonl"
 TRAJECTORIES_FILE = "trajectories.jsonl"
 SYSTEM_FILE = "system.jsonl"
+GROUPS_FILE = "groups.jsonl"
 DONE_FILE = "DONE.json"
 LOCK_FILE = "lock"
 LOG_FILE = "log.txt"
@@ -77,6 +79,9 @@ class Tracker(Protocol):
 
     def trajectories(self, iteration: int, texts: list[dict[str, Any]]) -> None:
         """Store a sample of trajectories as text."""
+
+    def groups(self, iteration: int, record: dict[str, Any]) -> None:
+        """Store which prompt groups the filter of an iteration kept."""
 
 
 # --- numbers and files ---------------------------------------------------------------------------
@@ -393,10 +398,10 @@ class FolderTracker:
         return None
 
     def _cut(self, count: int) -> None:
-        """Keep the first ``count`` rows, and of the trajectories what belongs to them."""
+        """Keep the first ``count`` rows, and of the trajectories and groups what belongs to them."""
         del self.rows[count:]
         write_text(self.folder / METRICS_FILE, "".join(encode_row(row) + "\n" for row in self.rows))
-        for samples in (self.folder / TRAJECTORIES_FILE, self.folder / SYSTEM_FILE):
+        for samples in (self.folder / TRAJECTORIES_FILE, self.folder / GROUPS_FILE, self.folder / SYSTEM_FILE):
             if samples.exists():
                 lines = samples.read_text(encoding="utf-8").split("\n")[:-1]
                 write_text(samples, "".join(line + "\n" for line in lines if _sampled_at(line) < count))
@@ -457,9 +462,15 @@ class FolderTracker:
                 shutil.rmtree(found[iteration])
 
     def trajectories(self, iteration: int, texts: list[dict[str, Any]]) -> None:
-        with (self.folder / TRAJECTORIES_FILE).open("a", encoding="utf-8") as handle:
-            for text in texts:
-                handle.write(json.dumps({"iteration": iteration, **text}, ensure_ascii=False) + "\n")
+        self._append(TRAJECTORIES_FILE, iteration, texts)
+
+    def groups(self, iteration: int, record: dict[str, Any]) -> None:
+        self._append(GROUPS_FILE, iteration, [record])
+
+    def _append(self, file: str, iteration: int, records: list[dict[str, Any]]) -> None:
+        with (self.folder / file).open("a", encoding="utf-8") as handle:
+            for record in records:
+                handle.write(json.dumps({"iteration": iteration, **record}, ensure_ascii=False) + "\n")
 
 
 def _without_secrets(config: dict[str, Any]) -> dict[str, Any]:
@@ -476,6 +487,7 @@ class MemoryTracker:
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.texts: list[dict[str, Any]] = []
+        self.kept: list[dict[str, Any]] = []
 
     def resume(self, load: Callable[[Path], T]) -> T | None:
         return None
@@ -488,6 +500,9 @@ class MemoryTracker:
 
     def trajectories(self, iteration: int, texts: list[dict[str, Any]]) -> None:
         self.texts += [{"iteration": iteration, **text} for text in texts]
+
+    def groups(self, iteration: int, record: dict[str, Any]) -> None:
+        self.kept.append({"iteration": iteration, **record})
 
 
 def _row(rows: list[Row], iteration: int, metrics: Mapping[str, float]) -> Row:

@@ -71,7 +71,7 @@ def train(
         if panel.stop is not None and cfg.detect.on_collapse == "stop":
             break
         spent = time.process_time()
-        metrics = learner.iterate(iteration) if iteration else {}
+        metrics = learner.iterate(iteration, tracker) if iteration else {}
         if iteration % cfg.eval.every == 0:
             metrics |= evaluate(learner.policy, learner.writer, cfg, iteration, lines, tracker)
         metrics["time/cpu_seconds"] = time.process_time() - spent
@@ -134,8 +134,8 @@ class Learner:
 
     # -- one iteration ------------------------------------------------------------------------------
 
-    def iterate(self, iteration: int) -> dict[str, float]:
-        """Rollout and update number ``iteration``."""
+    def iterate(self, iteration: int, tracker: Tracker | None = None) -> dict[str, float]:
+        """Rollout and update number ``iteration``; ``tracker`` is told which groups the filter kept."""
         cfg = self.cfg
         began = time.perf_counter()
         rollout = self.roll_out(iteration)
@@ -146,6 +146,8 @@ class Learner:
         rng = np.random.default_rng(derive(cfg.seed, "filter", iteration))
         kept = keep_groups(candidates, cfg.filter, rng)
         groups = [candidates[i] for i in kept.indices]
+        if tracker is not None:
+            tracker.groups(iteration, kept.record([group.level_seed for group in candidates]))
         metrics |= kept.metrics | filled | self.update(groups, iteration)
         ended = time.perf_counter()
         trained = sum(len(t.ids_T) for group in groups for t in group.trajectories) * cfg.optim.epochs
@@ -182,7 +184,8 @@ class Learner:
             trajectories, lambda batch: token_logprobs(self.policy.model, batch, cfg.rollout.temperature)[0]
         )
         sampler = [t.logprobs_T[t.roles_T == MODEL] for t in trajectories]
-        sampler_gap = float(np.concatenate([np.abs(old[i] - sampler[i]) for i in sorted(first)]).mean())
+        gap_N = np.concatenate([np.abs(old[i] - sampler[i]) for i in sorted(first)])
+        sampler_gap = float(gap_N.mean())
         reference = None
         if self.reference is not None:
             model = self.reference.model
@@ -196,7 +199,7 @@ class Learner:
         for number, rows in enumerate(splits):
             self._step(trajectories, rows, signals, old, reference, values, sampler, entropy_coef, totals)
             if number == 0 and iteration == 1 and cfg.train.check != "off":
-                checked = {"check/faults": float(self._check(groups, totals, sampler_gap))}
+                checked = {"check/faults": float(self._check(groups, totals, (sampler_gap, float(gap_N.max()))))}
         metrics = (
             totals.metrics()
             | checked
@@ -238,7 +241,7 @@ class Learner:
         gone = (iteration - 1) / self.cfg.train.iterations if algo.entropy_schedule == "linear" else 0.0
         return algo.entropy_coef * (1.0 - gone)
 
-    def _check(self, groups: list[TrajectoryGroup], totals: Totals, sampler_gap: float) -> int:
+    def _check(self, groups: list[TrajectoryGroup], totals: Totals, sampler_gap: tuple[float, float]) -> int:
         """Count, and tell, what the first step broke. Raises SelfCheckError under ``train.check`` strict."""
         dtype = self.cfg.policy.dtype
         faults = self_check(groups, totals, sampler_gap, LOGPROB_TOLERANCE[dtype], self.policy.vocabulary, dtype)

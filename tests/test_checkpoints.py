@@ -26,7 +26,7 @@ def breaks_at(monkeypatch, iteration):
     monkeypatch.setattr(Learner, "update", broken)
 
 
-def test_a_collapse_stops_the_real_trainer_and_is_kept(shared_home, tmp_path, monkeypatch):
+def test_pitfall_22_a_collapse_stops_the_real_trainer_and_is_kept(shared_home, tmp_path, monkeypatch):
     """Pitfall 22: the row with the NaN is written, a checkpoint is taken there and then, and nothing follows."""
     cfg = config(**SEVERAL)
     breaks_at(monkeypatch, 2)
@@ -65,7 +65,7 @@ def test_rows_and_checkpoints_come_when_they_are_due(shared_home, tmp_path):
     assert [row["iteration"] for row in tracker.rows if "train/policy_loss" in row] == [1, 2, 3, 4]
 
 
-def test_a_checkpoint_holds_all_that_training_changes(shared_home, tmp_path):
+def test_pitfall_20_a_checkpoint_holds_all_that_training_changes(shared_home, tmp_path):
     """Pitfall 20: policy, critic and both optimizers; what is loaded goes on exactly as what was saved."""
     learner = fresh_learner(shared_home, algo__name="ppo", optim__critic_lr=1e-2)
     groups = learner.roll_out(1).groups
@@ -83,7 +83,7 @@ def test_a_checkpoint_holds_all_that_training_changes(shared_home, tmp_path):
     assert torch.equal(parameters(other), parameters(learner)), "moments of both optimizers included"
 
 
-def test_another_trial_s_checkpoint_is_refused(shared_home, tmp_path):
+def test_pitfall_21_another_trial_s_checkpoint_is_refused(shared_home, tmp_path):
     """Pitfall 21: the trial id decides, and the message names both; nothing has been loaded."""
     first, other = fresh_learner(shared_home, algo__name="grpo"), fresh_learner(shared_home, algo__name="grpo", seed=1)
     first.update(first.roll_out(1).groups, 1)
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_cannot_be_read(shared_home, tmp_path, what):
 
 
 @pytest.mark.parametrize("content", [{"x": 1}, [1, 2], {"trial_id": None, "iteration": 1, "state": {}}])
-def test_a_readable_file_that_is_no_checkpoint_is_refused(shared_home, tmp_path, content):
+def test_pitfall_20_a_readable_file_that_is_no_checkpoint_is_refused(shared_home, tmp_path, content):
     """Pitfall 20: the tracker then goes on from an older one."""
     learner = fresh_learner(shared_home, algo__name="grpo")
     if isinstance(content, dict) and "trial_id" in content:

@@ -187,6 +187,8 @@ def test_all_faults_of_a_page_at_once_each_with_its_path():
         ({**TINY, "policy.tiny.kv_heads": 3}, "does not divide"),
         ({"policy.device": "tpu"}, "pattern"),
         ({"env.name": "bandit", "reward.reasoning": "grounded"}, "bandit cannot"),
+        ({"reward.reasoning": "groundet"}, "Did you mean 'grounded'"),
+        ({"env.name": "countdown", "reward.reasoning": "my.package:mine"}, "countdown cannot"),
         ({"eval.probes": ["no_think", "no_think"]}, "there twice"),
         ({"eval.probes": ["none"]}, "'no_think', 'empty_think' or 'shuffled_think'"),
         ({"eval.probes": ["no_think"], "prompt.think": False}, "no reasoning to take away"),
@@ -239,7 +241,7 @@ def test_changing_the_environment_drops_the_other_one_s_keys():
     assert lake.with_overrides({"env.name": "frozen_lake"}).flat()["env.slip"] == 0.1
 
 
-def test_inert_knobs_are_named():
+def test_pitfall_18_inert_knobs_are_named():
     """Pitfall 18."""
 
     def names(overrides):
@@ -415,7 +417,7 @@ def test_the_published_settings_are_those_that_the_package_holds():
         ({"filter.kind": "smallest", "filter.resample": 1}, "the control that does not"),
     ],
 )
-def test_one_step_beyond_a_bound_is_refused(overrides, part):
+def test_pitfall_11_18_one_step_beyond_a_bound_is_refused(overrides, part):
     """Pitfalls 11, 18: the smallest value that is wrong, and what to use instead."""
     assert any(part in fault for fault in faults(overrides)), faults(overrides)
 
@@ -471,6 +473,15 @@ def test_the_last_value_within_a_bound_is_accepted(overrides):
         ({"algo.name": "dr_grpo", "algo.aggregation": "fixed_length"}, "algo.aggregation"),
         ({"algo.name": "rloo", "algo.whiten": False}, "algo.whiten"),
         ({"algo.name": "reinforce_pp", "algo.value_clip": 0.1}, "algo.value_clip"),
+        ({"algo.value_clip": 0.1}, "algo.value_clip"),  # one update per rollout: V is V_old
+        ({"algo.name": "bi_level_gae", "algo.value_clip": 0.1}, "algo.value_clip"),
+        ({"algo.name": "bi_level_gae", "algo.gamma_turn": 0.9, "rollout.max_turns": 1}, "algo.gamma_turn"),
+        ({"algo.importance_cap": 2.0}, "algo.importance_cap"),
+        ({"rollout.shared_dynamics": True, "env.slip": 0.0}, "rollout.shared_dynamics"),
+        ({"rollout.shared_dynamics": True, "env.name": "sokoban"}, "rollout.shared_dynamics"),
+        ({"rollout.shared_dynamics": True, "env.name": "countdown"}, "rollout.shared_dynamics"),
+        ({"rollout.shared_dynamics": True, "env.name": "bandit", "env.chance": 1.0}, "rollout.shared_dynamics"),
+        ({"rollout.shared_dynamics": True, "env.name": "ragen_lab.env.gym:TextGym"}, "rollout.shared_dynamics"),
         ({"reward.reasoning": "grounded", "reward.reasoning_weight": 0.0}, "reward.reasoning"),
         *(
             ({"algo.name": "grpo", "filter.keep_ratio": 1.0, path: value}, path)
@@ -484,7 +495,7 @@ def test_the_last_value_within_a_bound_is_accepted(overrides):
         ),
     ],
 )
-def test_each_inert_knob_is_named(overrides, path):
+def test_pitfall_18_each_inert_knob_is_named(overrides, path):
     """Pitfall 18, one row per rule."""
     assert path in [note.split(" = ")[0] for note in inert_knobs(RunConfig().with_overrides(overrides))]
 
@@ -504,8 +515,14 @@ def test_each_inert_knob_is_named(overrides, path):
         {"algo.kl.place": "loss", "algo.kl.coef": 0.1, "algo.kl.estimator": "k3"},
         {"algo.kl.place": "reward", "algo.kl.coef": 0.1, "algo.kl.estimator": "k3"},
         {"algo.name": "grpo", "algo.std_normalize": False},
-        {"algo.gamma": 0.9, "algo.lam": 0.9, "algo.whiten": False, "algo.value_clip": 0.1, "optim.critic_lr": 1e-3},
-        {"algo.name": "bi_level_gae", "algo.gamma_turn": 0.9, "algo.lam": 0.9, "algo.value_clip": 0.1},
+        {"algo.gamma": 0.9, "algo.lam": 0.9, "algo.whiten": False, "optim.critic_lr": 1e-3},
+        {"algo.value_clip": 0.1, "optim.epochs": 2},
+        {"algo.name": "bi_level_gae", "algo.value_clip": 0.1, "filter.keep_ratio": 1.0},
+        {"algo.name": "bi_level_gae", "algo.gamma_turn": 0.9, "algo.lam": 0.9, "rollout.max_turns": 2},
+        {"algo.importance_cap": 2.0, "policy.dtype": "bfloat16"},
+        {"rollout.shared_dynamics": True},  # a slippery lake
+        {"rollout.shared_dynamics": True, "env.name": "bandit"},
+        {"rollout.shared_dynamics": True, "env.name": "some.package:Game"},  # nobody knows
         {"algo.name": "reinforce_pp", "algo.gamma": 0.9, "algo.whiten": False},
         {"algo.name": "reinforce_pp_baseline", "algo.whiten": False},
         {"optim.updates_per_rollout": 2, "algo.clip_low": 0.1, "algo.dual_clip": 4.0, "algo.ratio": "sequence"},
@@ -520,6 +537,6 @@ def test_each_inert_knob_is_named(overrides, path):
         {"eval.mutual_information_every": 10, "eval.mutual_information_prompts": 5},
     ],
 )
-def test_a_knob_that_has_an_effect_is_not_called_inert(overrides):
+def test_pitfall_18_a_knob_that_has_an_effect_is_not_called_inert(overrides):
     """Pitfall 18, the other way round: each rule's condition, not met."""
     assert inert_knobs(RunConfig().with_overrides(overrides)) == []

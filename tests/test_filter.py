@@ -63,19 +63,19 @@ def test_the_groups_with_the_highest_spread_are_kept():
     ("groups_", "ratio", "count"),
     [(8, 0.25, 2), (8, 1.0, 8), (8, 0.01, 1), (8, 0.31, 2), (8, 0.3125, 3), (5, 0.5, 3), (1, 0.25, 1), (3, 0.5, 2)],
 )
-def test_how_many_groups_are_kept(groups_, ratio, count):
+def test_pitfall_12_how_many_groups_are_kept(groups_, ratio, count):
     """Pitfall 12: max(1, round(ratio x groups)), halves up."""
     assert kept_count(groups_, ratio) == count
     assert len(kept([[0, i] for i in range(groups_)], ratio).indices) == count
 
 
-def test_ties_go_to_the_lower_index_and_ratio_one_keeps_all_in_order():
+def test_pitfall_12_ties_go_to_the_lower_index_and_ratio_one_keeps_all_in_order():
     """Pitfall 12."""
     assert kept([[0, 1], [1, 0], [0, 1], [0, 1]], 0.5).indices == (0, 1)
     assert kept([[0, 1], [0, 9], [0, 0]], 1.0).indices == (0, 1, 2)
 
 
-def test_all_groups_equal_is_counted_and_never_padded():
+def test_pitfall_12_all_groups_equal_is_counted_and_never_padded():
     """Pitfall 12."""
     result = kept([[1, 1], [2, 2], [3, 3], [0, 0]], 0.5)
     assert result.indices == (0, 1)
@@ -90,20 +90,20 @@ def test_random_keeps_as_many_whatever_they_score():
     assert set().union(*chosen) == set(range(8))
 
 
-def test_the_format_penalty_can_be_left_out_of_the_score():
+def test_pitfall_13_the_format_penalty_can_be_left_out_of_the_score():
     """Pitfall 13: a group whose only variance is the penalty counts with score=reward only."""
     rows, penalties = [[1, 1], [0, 0.1]], [[0, -0.5], [0, 0]]
     assert kept(rows, 0.5, score="reward", penalties=penalties).indices == (0,)
     assert kept(rows, 0.5, score="env_return", penalties=penalties).indices == (1,)
 
 
-def test_raw_rewards_are_scored():
+def test_pitfall_13_raw_rewards_are_scored():
     """Pitfall 13: scaling one group's rewards changes its rank; after normalisation it could not."""
     assert kept([[0, 1], [0, 0.5]], 0.5).indices == (0,)
     assert kept([[0, 0.1], [0, 0.5]], 0.5).indices == (1,)
 
 
-def test_float_noise_is_no_spread():
+def test_pitfall_11_float_noise_is_no_spread():
     """Pitfall 11: a spread below 1e-6 x max(1, |r|) is exactly 0."""
     noise = 0.1 + 0.2 - 0.3  # 5.6e-17
     assert spread(np.array([[0.3, 0.3 + noise], [1e6, 1e6 + 0.5], [0.0, 1e-3]])).tolist() == [0.0, 0.0, 5e-4]
@@ -160,7 +160,7 @@ def test_why_a_group_was_kept_is_logged():
 
 
 @pytest.mark.parametrize("kind", sorted(FILTERS))
-def test_no_spread_anywhere(kind):
+def test_pitfall_12_no_spread_anywhere(kind):
     """Pitfall 12: at least one group, no group twice, counted; those that look for spread keep the first one."""
     result = chosen(kind, [[1, 1], [2, 2], [0, 0]], keep_ratio=0.5)
     assert len(set(result.indices)) == len(result.indices) >= 1
@@ -176,7 +176,7 @@ def test_no_spread_anywhere(kind):
     st.sampled_from(sorted(FILTERS)),
     st.floats(0.01, 1),
 )
-def test_promises_of_every_kind(rows, kind, share):
+def test_pitfall_12_13_promises_of_every_kind(rows, kind, share):
     """Pitfalls 12, 13: ascending, distinct, within the stated bounds; blind to shift and scale of all rewards."""
     knobs = {"keep_ratio": share, "top_p": share, "min_p": share, "top_k": 1 + len(rows) // 2}
     result = chosen(kind, rows, **knobs)
@@ -211,6 +211,7 @@ def test_filling_up():
     asked.clear()  # a filter that keeps a quarter needs one group only
     found, told = fill_up(first, FilterSection(kind="std", keep_ratio=0.25, resample=5), more)
     assert (asked, found) == ([], first)
+    assert told["filter/full"] == 1.0, "one group with spread is all that it keeps"
     off, told = fill_up(first, FilterSection(kind="zero_only"), more)
     assert (asked, off) == ([], first)
     assert told == {"filter/extra_rollouts": 0.0, "filter/sampled_groups": 4.0, "filter/full": 0.0}
@@ -228,7 +229,7 @@ def test_the_turns_of_a_trajectory_sum_to_its_reward():
     assert sum(map(turn_reward, turns)) == pytest.approx(trajectory_reward(longer)) == pytest.approx(2.3)
 
 
-def test_ties_go_to_the_lower_index_in_a_long_list_too():
+def test_pitfall_12_ties_go_to_the_lower_index_in_a_long_list_too():
     """Pitfall 12: 100 of 200 groups have the same spread; numpy's default sort is not stable above 16 elements."""
     rows = [[0, 1] if i % 2 else [0, 0] for i in range(200)]
     assert kept(rows, 0.25).indices == tuple(range(1, 100, 2))
@@ -245,15 +246,32 @@ def test_filling_up_keeps_the_order_of_sampling_in_a_long_list_too():
     assert reward_matrix(found)[:, 0].tolist() == [*range(1000, 1075), *range(25)]
 
 
-def test_equal_but_not_zero_spreads_count_as_all_equal():
+def test_pitfall_12_equal_but_not_zero_spreads_count_as_all_equal():
     """Pitfall 12: no choice is possible where all spreads are the same, 0 or not; by one group it is."""
     assert kept([[0, 1], [1, 0], [2, 3]], 0.5).metrics["filter/all_equal"] == 1.0
     assert kept([[0, 1], [1, 0], [2, 4]], 0.5).metrics["filter/all_equal"] == 0.0
 
 
-def test_the_floor_of_a_spread_grows_with_the_size_of_the_rewards():
+def test_pitfall_11_the_floor_of_a_spread_grows_with_the_size_of_the_rewards():
     """Pitfall 11: 1e-6 x max(1, |r|): absolute below 1, relative above, for either sign."""
     # [0, 1.9e-6]: std 0.95e-6 < 1e-6;  [0, 2.1e-6]: 1.05e-6;  |r| = 1e6: floor 1;  [-1e6, -1e6 + 1]: std 0.5 < 1
     rows = [[0, 1.9e-6], [0, 2.1e-6], [-1e6, -1e6 + 1], [-1e6, -1e6 + 4], [0, -2.1e-6]]
     assert spread(np.array(rows)).tolist() == pytest.approx([0, 1.05e-6, 0, 2, 1.05e-6])
     assert spread(np.array([[1.0, 2.0, 3.0, 6.0]])).tolist() == pytest.approx([np.sqrt(3.5)])  # (4 + 1 + 0 + 9) / 4
+
+
+def test_filling_up_looks_at_the_score_that_the_filter_looks_at():
+    """``filter.score: env_return``: a group whose members differ in their penalty only has no spread."""
+    first = groups([[1, 1], [0, 0]], [[0, -0.1], [0, 0]])
+    asked = []
+
+    def more(number):
+        asked.append(number)
+        return groups([[0, 1], [1, 1]])
+
+    section = FilterSection(kind="std", keep_ratio=0.5, score="env_return", resample=3)
+    found, told = fill_up(first, section, more)
+    assert asked == [1]
+    assert reward_matrix(found, "env_return").tolist() == [[0, 1], [1, 1]]
+    assert told["filter/full"] == 1.0
+    assert fill_up(first, section.model_copy(update={"score": "reward"}), more)[1]["filter/extra_rollouts"] == 0.0

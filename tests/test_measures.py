@@ -51,7 +51,7 @@ D = episode(turn(2.0, think="so what"), stop=StopReason.ERROR, error="ValueError
 GROUPS = [TrajectoryGroup(0, (A, B)), TrajectoryGroup(1, (C, D))]
 
 
-def test_rollout_measures_worked_by_hand():
+def test_pitfall_13_rollout_measures_worked_by_hand():
     """Pitfall 13: rewards 1, -0.5 and 2, 2; five turns with tokens 4, 8, 4, 4, 4."""
     found = rollout_metrics(Rollout(GROUPS, entropy=0.7, tokens=24))
     expected = {
@@ -77,7 +77,7 @@ def test_rollout_measures_worked_by_hand():
     assert lost["rollout/zero_std_share"] == 1.0
 
 
-def test_an_error_with_success_elsewhere_and_float_noise_in_a_spread():
+def test_pitfall_11_an_error_with_success_elsewhere_and_float_noise_in_a_spread():
     """Pitfall 11: rewards that differ by float noise are equal here as in the filter."""
     noise = episode(turn(2.0 + 1e-9))
     found = rollout_metrics(Rollout([TrajectoryGroup(1, (C, noise))], 0.0, 1))
@@ -142,7 +142,7 @@ def test_the_reference_lines_have_the_budget_and_the_levels_of_the_evaluation(sh
     assert asked[1][4] == 2**41
 
 
-def test_the_evaluation_samples_at_its_own_temperature_and_seeds(shared_home, monkeypatch):
+def test_pitfall_06_19_the_evaluation_samples_at_its_own_temperature_and_seeds(shared_home, monkeypatch):
     """Pitfalls 6, 19: ``eval.temperature``, the fixed levels, chance events that stay, token draws that change."""
     learner = fresh_learner(shared_home, algo__name="grpo", eval__temperature=0.3, seed=2)
     seen = []
@@ -219,7 +219,7 @@ def test_each_side_of_the_clip_range_counts(ratios, share):
     assert totals.metrics()["train/clip_fraction"] == share
 
 
-def test_the_direction_of_the_kl_to_the_old_policy():
+def test_pitfall_16_the_direction_of_the_kl_to_the_old_policy():
     """Pitfall 16: one token whose ratio is 3: d = -ln 3: 3 - 1 - ln 3 = 0.901; the other way round 0.432."""
     totals = Totals()
     added(totals, [3.0])
@@ -258,7 +258,7 @@ def test_totals_are_weighted_by_tokens_and_norms_by_steps():
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-def test_a_nan_stays_in_the_totals():
+def test_pitfall_22_a_nan_stays_in_the_totals():
     """Pitfall 22: recorded, never dropped, whichever step it came in."""
     for ratios in ([[math.nan], [1.0]], [[1.0], [math.nan]], [[1.0, math.nan, 2.0]]):
         totals = Totals()
@@ -269,3 +269,42 @@ def test_a_nan_stays_in_the_totals():
         for name in ("train/max_ratio", "train/kl_old", "train/grad_norm", "train/grad_norm_max"):
             assert math.isnan(found[name]), (ratios, name)
         assert math.isnan(totals.drift_max)
+
+
+def played(*won):
+    """A rollout of one response per level, solved or not."""
+    return Rollout([TrajectoryGroup(i, (A if solved else B,)) for i, solved in enumerate(won)], 0.0, 1)
+
+
+def test_probes_and_sets_report_their_own_plays(monkeypatch):
+    """Each probe's success is of its own trajectories and each set's of its own environment; thoughts are weighed at
+    the temperature they were sampled with."""
+    cfg = config(
+        eval__prompts=4,
+        eval__probes=["no_think", "empty_think"],
+        eval__sets=["slippery"],
+        eval__temperature=0.25,
+        eval__mutual_information_every=2,
+    )
+    asked = []
+
+    def collect(policy, writer, cfg, levels, *rest):
+        asked.append((cfg.env.slip, levels[0]))
+        return played(1, 0, 0, 0) if cfg.env.slip else played(1, 1, 1, 0)
+
+    probes = {"no_think": played(0, 0, 0, 0), "empty_think": played(1, 1, 0, 0)}
+    weighed = []
+    monkeypatch.setattr(evaluation, "collect", collect)
+    monkeypatch.setattr(evaluation, "play_probe", lambda kind, *rest: probes[kind])
+    monkeypatch.setattr(evaluation, "first_thoughts", lambda *rest: ([[1], [2]], [[3], [4]]))
+    monkeypatch.setattr(evaluation, "thought_logprobs", lambda *a: weighed.append(a[3]) or np.log(np.eye(2) + 0.1))
+    found = evaluation.evaluate(None, None, cfg, 2, {"": LINES, "slippery": LINES}, MemoryTracker())
+    shares = {
+        "eval/success": 0.75,
+        "eval/success/slippery": 0.25,
+        "eval/success_no_think": 0.0,
+        "eval/success_empty_think": 0.5,
+    }
+    assert {name: found[name] for name in shares} == shares
+    assert asked == [(0.0, eval_seeds(4)[0]), (1 / 3, 2**41)]
+    assert weighed == [0.25]

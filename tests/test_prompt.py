@@ -40,12 +40,12 @@ def parse(text, think=True, truncated=False, limit=5):
         ("<think>a</think><answer>Up||Up||Up||Up||Up||Up</answer>", ("a", ("Up",) * 5, False)),  # six of five
     ],
 )
-def test_every_reply_has_a_defined_meaning(text, expected):
+def test_pitfall_08_every_reply_has_a_defined_meaning(text, expected):
     """Pitfall 8."""
     assert parse(text) == expected
 
 
-def test_a_very_long_answer_is_read_in_linear_time():
+def test_pitfall_08_a_very_long_answer_is_read_in_linear_time():
     """Pitfall 8: ten thousand actions, and ten thousand opening tags."""
     think, actions, ok = parse("<think>a</think><answer>" + "Up||" * 10_000 + "Up</answer>")
     assert (think, actions, ok) == ("a", ("Up",) * 5, False)
@@ -96,7 +96,7 @@ class ChatML:
         return ["".join("<|im_end|>" if i == 1000 else chr(i) for i in ids) for ids in replies]
 
 
-def test_growing_a_chat_by_ids_equals_rendering_it_whole():
+def test_pitfall_01_growing_a_chat_by_ids_equals_rendering_it_whole():
     """Pitfall 1: contexts appended turn by turn give the ids of the whole chat rendered at once."""
     tokenizer = ChatML()
     writer = ChatWriter(tokenizer, PromptSection(), RolloutSection())
@@ -122,7 +122,7 @@ def test_a_truncated_reply_is_closed_by_the_context():
     assert open_ == [1000, *closed]
 
 
-def test_a_literal_role_marker_in_a_reply_changes_nothing():
+def test_pitfall_02_a_literal_role_marker_in_a_reply_changes_nothing():
     """Pitfall 2: contexts do not depend on what the reply says."""
     writer = ChatWriter(ChatML(), PromptSection(), RolloutSection())
     before = writer.following("x", 9, ended=True)
@@ -201,7 +201,7 @@ class LosesUsers(ChatML):
         return super().apply_chat_template(shown, tokenize, add_generation_prompt)
 
 
-def test_a_template_that_loses_the_observation_is_refused():
+def test_pitfall_01_a_template_that_loses_the_observation_is_refused():
     """Pitfall 1: a chat that cannot be continued with what the model should see is no chat."""
     with pytest.raises(ValueError, match="chat template"):
         ChatWriter(LosesUsers(), PromptSection(), RolloutSection())
@@ -216,7 +216,7 @@ class SeveralEnds(ChatML):
         return {"<|im_end|>": 1000, "<|eot_id|>": 5, "<end_of_turn>": 0}.get(token)
 
 
-def test_every_id_that_closes_a_reply_is_known():
+def test_pitfall_03_every_id_that_closes_a_reply_is_known():
     """Pitfall 3: the tokenizer's own, and the template's markers that it has (0 is an id; unknown is none)."""
     writer = ChatWriter(SeveralEnds(), PromptSection(), RolloutSection())
     assert writer.eos_ids == {999, 1000, 0}
@@ -236,7 +236,7 @@ def test_contexts_are_remembered_but_not_shared():
     assert writer.following("x", 9, ended=True) == whole
 
 
-def test_growing_a_chat_of_the_tiny_model_equals_rendering_it_whole():
+def test_pitfall_01_growing_a_chat_of_the_tiny_model_equals_rendering_it_whole():
     """Pitfall 1: one end-of-turn token closes a reply, whoever wrote it."""
     tokenizer = build_tokenizer(["P", "_", "Up", "think", "a"])
     writer = ChatWriter(tokenizer, PromptSection(style="compact"), RolloutSection())

@@ -9,17 +9,18 @@ import pytest
 import torch
 
 from ragen_lab import train as trainer
-from ragen_lab.filter import keep_groups
+from ragen_lab.filter import fill_up, keep_groups
 from ragen_lab.policy.model import load_policy
 from ragen_lab.reward import reward_matrix, spread
 from ragen_lab.seeds import derive
+from ragen_lab.track import MemoryTracker
 from ragen_lab.train import Learner
 from ragen_lab.warm_start import prepare
 from tests.test_train import config, fresh_learner
 
 
 @pytest.mark.parametrize("kind", ["std", "random", "smallest"])
-def test_an_update_learns_from_the_kept_groups_only(shared_home, monkeypatch, kind):
+def test_pitfall_12_13_an_update_learns_from_the_kept_groups_only(shared_home, monkeypatch, kind):
     """Pitfalls 12, 13: the filter decides what ``update`` sees, with this iteration's own draw; the log says which."""
     learner = fresh_learner(shared_home, algo__name="grpo", filter__kind=kind, filter__keep_ratio=0.5, seed=3)
     seen = []
@@ -39,7 +40,7 @@ def test_an_update_learns_from_the_kept_groups_only(shared_home, monkeypatch, ki
     assert len(set(chosen)) > 1, "the choice should differ between iterations, or this test sees nothing"
 
 
-def test_rollout_metrics_are_of_all_groups(shared_home, monkeypatch):
+def test_pitfall_13_rollout_metrics_are_of_all_groups(shared_home, monkeypatch):
     """Pitfall 13: measured before filtering, so that arms can be compared."""
     learner = fresh_learner(shared_home, algo__name="grpo", filter__keep_ratio=0.25)
     kept = []
@@ -62,16 +63,16 @@ def calls_of_collect(learner, monkeypatch, *rounds):
     return calls
 
 
-def test_every_iteration_and_round_draws_afresh(shared_home, monkeypatch):
+def test_pitfall_19_every_iteration_and_round_draws_afresh(shared_home, monkeypatch):
     """Pitfall 19: levels, chance events and token draws are new in every iteration and extra round, chance events
     for every member; all at the temperature of the rollout."""
     learner = fresh_learner(shared_home, algo__name="grpo", rollout__temperature=0.75)
-    calls = calls_of_collect(learner, monkeypatch, (1,), (2,), (1, 1), (1, 2))
+    calls = calls_of_collect(learner, monkeypatch, (1,), (2,), (1, 1), (1, 2), (2, 1))
     levels = [level for call in calls for level in call[0]]
     chance = [seed for call in calls for group in call[1] for seed in group]
-    assert len(set(levels)) == len(levels) == 4 * 4
-    assert len(set(chance)) == len(chance) == 4 * 4 * 4
-    assert len({call[3] for call in calls}) == 4
+    assert len(set(levels)) == len(levels) == 5 * 4
+    assert len(set(chance)) == len(chance) == 5 * 4 * 4
+    assert len({call[3] for call in calls}) == 5
     assert {call[2] for call in calls} == {0.75}
     other = fresh_learner(shared_home, algo__name="grpo", seed=1)
     ((levels_1, chance_1, _, seed_1),) = calls_of_collect(other, monkeypatch, (1,))
@@ -89,7 +90,7 @@ def test_shared_dynamics_gives_a_group_one_chance(shared_home, monkeypatch):
     assert len({group[0] for group in (*one, *two)}) == 8
 
 
-def test_every_draw_has_its_purpose_and_index(shared_home, monkeypatch):
+def test_pitfall_19_20_every_draw_has_its_purpose_and_index(shared_home, monkeypatch):
     """Pitfalls 19, 20: all randomness of an iteration is a function of (seed, purpose, iteration, ...)."""
     learner = fresh_learner(shared_home, algo__name="grpo", seed=7, rollout__prompts=2, rollout__responses=2)
     asked = set()
@@ -100,7 +101,7 @@ def test_every_draw_has_its_purpose_and_index(shared_home, monkeypatch):
     assert asked == levels | chance | {(7, purpose, 3) for purpose in ("sample", "filter", "split")}
 
 
-def test_the_split_into_steps_is_this_iteration_s_own(shared_home, monkeypatch):
+def test_pitfall_19_the_split_into_steps_is_this_iteration_s_own(shared_home, monkeypatch):
     """Pitfall 19: rows are shuffled by (seed, 'split', iteration)."""
     learner = fresh_learner(shared_home, algo__name="grpo", seed=5)
     groups = learner.roll_out(1).groups
@@ -114,7 +115,7 @@ def test_the_split_into_steps_is_this_iteration_s_own(shared_home, monkeypatch):
         assert states[-1] == np.random.default_rng(derive(5, "split", iteration)).bit_generator.state
 
 
-def test_global_random_states_reach_no_number(shared_home):
+def test_pitfall_19_global_random_states_reach_no_number(shared_home):
     """Pitfall 19: ``random``, numpy's and torch's global generators may stand anywhere, and may be used in between."""
     found = []
     for seed in (1, 2):
@@ -142,3 +143,21 @@ def test_filtered_groups_are_not_paid_for(shared_home):
     found = metrics["time/update_tokens_per_second"] * metrics["time/update_seconds"]
     assert found == pytest.approx(tokens)
     assert metrics["train/updates"] == 2  # 8 rows in minibatches of 8, twice
+
+
+def test_an_update_learns_from_the_groups_that_dynamic_sampling_found(shared_home, monkeypatch):
+    """DAPO: what further rounds brought reaches the update and the record of what was kept."""
+    learner = fresh_learner(shared_home, algo__name="grpo", filter__kind="zero_only", filter__resample=3)
+    first = learner.roll_out(1).groups
+    candidates, _ = fill_up(first, learner.cfg.filter, lambda extra: learner.roll_out(1, extra).groups)
+    expected = keep_groups(candidates, learner.cfg.filter, np.random.default_rng(0)).indices
+    wanted = [candidates[i].level_seed for i in expected]
+    assert set(wanted) - {g.level_seed for g in first}, "the seed should leave groups without spread in the first round"
+    seen, tracker = [], MemoryTracker()
+    monkeypatch.setattr(learner, "update", lambda groups, i: seen.extend(g.level_seed for g in groups) or {})
+    learner.iterate(1, tracker)
+    assert seen == wanted
+    ((record),) = tracker.kept
+    assert [record["levels"][i] for i in record["kept"]] == wanted
+    assert record["iteration"] == 1
+    assert record["spread"] == spread(reward_matrix(candidates)).tolist()

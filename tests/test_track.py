@@ -61,6 +61,7 @@ def fill(folder: Path, rows: int, every: int = 2) -> FolderTracker:
     for i in range(rows):
         made.log(i, {"eval/success": i / 10})
         made.trajectories(i, [{"reply": f"of {i}"}])
+        made.groups(i, {"kept": [i]})
         if i % every == 0:
             made.checkpoint(i, lambda path, i=i: path.write_text(f"state {i}") and None)
     return made
@@ -74,7 +75,7 @@ def load(path: Path) -> str:
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats() | st.integers(-(2**40), 2**40)))
-def test_rows_survive_json(row: dict[str, float]) -> None:
+def test_pitfall_22_rows_survive_json(row: dict[str, float]) -> None:
     """Pitfall 22: NaN and the infinities are recorded, and the file is JSON that any reader takes."""
     line = encode_row(row)
     json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
@@ -123,6 +124,8 @@ def test_resume_cuts_back_to_the_newest_checkpoint(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl") == again.rows
     replies = [json.loads(line)["reply"] for line in (tmp_path / "trajectories.jsonl").read_text().splitlines()]
     assert replies == [f"of {i}" for i in range(5)]
+    kept = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
+    assert kept == [{"iteration": i, "kept": [i]} for i in range(5)]
     again.log(5, {"eval/success": 1.0})
     assert read_rows(tmp_path / "metrics.jsonl")[-1]["eval/success"] == 1.0
 
@@ -227,7 +230,7 @@ def test_a_state_may_be_a_folder(tmp_path: Path) -> None:
     assert tracker(tmp_path).resume(lambda path: (path / "weights").read_text()) == "w"
 
 
-def test_a_used_folder_never_continues_another_config(tmp_path: Path) -> None:
+def test_pitfall_21_a_used_folder_never_continues_another_config(tmp_path: Path) -> None:
     """Pitfall 21: the config hash decides, whatever the folder is called."""
     fill(tmp_path, 2)
     tracker(tmp_path, CFG.with_overrides({"train.iterations": 400, "detect.on_collapse": "continue"}))
@@ -236,7 +239,7 @@ def test_a_used_folder_never_continues_another_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", ["", '{"trial_id": "aaa', "[1]"])
-def test_a_torn_config_is_nobodys_to_overwrite(tmp_path: Path, torn: str) -> None:
+def test_pitfall_21_a_torn_config_is_nobodys_to_overwrite(tmp_path: Path, torn: str) -> None:
     """Pitfall 21: unreadable is not absent."""
     fill(tmp_path, 2)
     (tmp_path / "config.json").write_text(torn)
@@ -324,7 +327,7 @@ def mirror(home: Path, sweep: str, home_id: str = "h") -> MLflowMirror:
     return MLflowMirror(default_uri(home), sweep, home, home_id, (4,))
 
 
-def test_the_mirror_writes_nothing_twice(server: Path) -> None:
+def test_pitfall_22_the_mirror_writes_nothing_twice(server: Path) -> None:
     """Idempotence: another flush, another process's mirror, and a flush that goes on, all without duplicates.
     Pitfall 22: NaN and infinities arrive."""
     first = mirror(server, "twice")

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from ragen_lab import evaluate as evaluation
 from ragen_lab import train as trainer
 from ragen_lab.algo import loss as losses
+from ragen_lab.algo.advantages import ALGORITHMS
 from ragen_lab.config import RunConfig
 from ragen_lab.policy.model import load_policy
 from ragen_lab.reward import trajectory_reward
@@ -47,17 +49,16 @@ def run(cfg, home):
     return outcome, numbers(tracker.rows)
 
 
-@pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_equal_configs_give_bit_equal_metrics(algo, shared_home):
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_pitfall_19_equal_configs_give_bit_equal_metrics(algo, shared_home):
     """Pitfall 19: in one process, one after the other, with another run in between."""
     cfg = config(algo__name=algo, train__iterations=2)
     first = run(cfg, shared_home)
-    run(config(algo__name=algo, train__iterations=2, seed=9), shared_home)
+    other = run(config(algo__name=algo, train__iterations=2, seed=9), shared_home)
     torch.manual_seed(5)
     np.random.seed(5)
     torch.rand(3)
     assert run(cfg, shared_home) == first
-    other = run(config(algo__name=algo, train__iterations=2, seed=1), shared_home)
     assert other[1] != first[1]
 
 
@@ -78,13 +79,26 @@ def test_equal_configs_give_bit_equal_metrics(algo, shared_home):
         {"algo__name": "dr_grpo", "algo__ratio": "sequence", "optim__epochs": 2, "filter__kind": "min_p"},
         {"algo__name": "reinforce_pp", "algo__loss": "cispo", "filter__kind": "smallest", "filter__keep_ratio": 0.5},
         {"algo__name": "reinforce_pp_baseline", "algo__aggregation": "sequence_mean", "filter__kind": "top_k"},
+        # each algorithm and filter a second time, with another companion
+        {"algo__name": "ppo", "algo__credit": "turn", "filter__kind": "top_k", "filter__resample": 1},
+        {"algo__name": "bi_level_gae", "algo__kl__place": "reward", "filter__kind": "std", "filter__keep_ratio": 0.5},
+        {"algo__name": "rloo", "filter__kind": "min_p", "optim__updates_per_rollout": 2},
+        {"algo__name": "dr_grpo", "filter__kind": "top_p", "env__slip": 0.2},
+        {
+            "algo__name": "reinforce_pp",
+            "algo__kl__place": "loss",
+            "algo__kl__estimator": "k2",
+            "filter__kind": "random",
+        },
+        {"algo__name": "reinforce_pp_baseline", "filter__kind": "zero_only", "reward__reasoning": "grounded"},
+        {"algo__name": "grpo", "filter__kind": "smallest", "filter__keep_ratio": 0.5, "filter__score": "env_return"},
     ],
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
-def test_a_resumed_run_equals_the_uninterrupted_one(changes, shared_home, tmp_path):
+def test_pitfall_20_15_a_resumed_run_equals_the_uninterrupted_one(changes, shared_home, tmp_path):
     """Pitfall 20: model, optimizers, random draws, level seeds and detectors go on as if nothing had happened.
 
-    Every algorithm and filter is here once, and each first update passes the strict self-check (pitfall 15).
+    Every algorithm and filter is here twice, and each first update passes the strict self-check (pitfall 15).
     """
     cfg = config(**changes, train__check="strict")
     train(cfg, FolderTracker(tmp_path / "whole", cfg), shared_home)
@@ -105,6 +119,47 @@ def test_a_resumed_run_equals_the_uninterrupted_one(changes, shared_home, tmp_pa
     whole, parts = FolderTracker(tmp_path / "whole", cfg), FolderTracker(tmp_path / "parts", cfg)
     assert [row["iteration"] for row in parts.rows] == [0, 1, 2, 3, 4]
     same(numbers(whole.rows), numbers(parts.rows), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("where", ["after the evaluation's play", "in a probe", "in a generalisation set"])
+def test_pitfall_20_a_stop_in_the_middle_of_an_evaluation(where, shared_home, tmp_path, monkeypatch):
+    """Pitfall 20: killed at iteration 2 before its evaluation is complete, resumed: every row as if uninterrupted."""
+    cfg = config(algo__name="grpo", eval__probes=["empty_think"], eval__sets=["slippery"], eval__prompts=8)
+    train(cfg, FolderTracker(tmp_path / "whole", cfg), shared_home)
+
+    class Killed(BaseException):
+        pass
+
+    class Dying(FolderTracker):
+        def trajectories(self, iteration, texts):
+            super().trajectories(iteration, texts)
+            if iteration == 2 and where == "after the evaluation's play":
+                raise Killed
+
+    calls = []
+
+    def dies_at_the_second(compute):
+        def wrapped(*args):
+            calls.append(args)
+            if len(calls) == 2:  # the first is of iteration 0
+                raise Killed
+            return compute(*args)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        for place, name in (("in a probe", "play_probe"), ("in a generalisation set", "evaluate_sets")):
+            if where == place:
+                patch.setattr(evaluation, name, dies_at_the_second(getattr(evaluation, name)))
+        with pytest.raises(Killed):
+            train(cfg, Dying(tmp_path / "parts", cfg), shared_home)
+    killed = FolderTracker(tmp_path / "parts", cfg)
+    assert [row["iteration"] for row in killed.rows] == [0, 1], "no row of an evaluation that was not finished"
+    assert train(cfg, killed, shared_home).status == "finished"
+    whole, parts = FolderTracker(tmp_path / "whole", cfg), FolderTracker(tmp_path / "parts", cfg)
+    same(numbers(whole.rows), numbers(parts.rows), tolerance=1e-6)
+    for file in ("trajectories.jsonl", "groups.jsonl"):
+        assert (tmp_path / "parts" / file).read_text() == (tmp_path / "whole" / file).read_text()
 
 
 def test_a_longer_run_begins_like_the_shorter_one(shared_home):
@@ -150,7 +205,7 @@ def parameters(learner):
     ],
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
-def test_micro_batches_do_not_change_the_update(changes, shared_home):
+def test_pitfall_14_micro_batches_do_not_change_the_update(changes, shared_home):
     """Pitfall 14: aggregated over the whole optimizer step, for any split into forward passes."""
     results = []
     for micro in (1, 3, 16):
@@ -172,7 +227,7 @@ def test_micro_batches_do_not_change_the_update(changes, shared_home):
             assert metrics[key] == pytest.approx(results[0][1][key], rel=1e-3, abs=1e-6), key
 
 
-def test_an_on_policy_step_has_ratio_one(shared_home):
+def test_pitfall_15_18_an_on_policy_step_has_ratio_one(shared_home):
     """Pitfalls 15, 18: one update per rollout: ratio 1, nothing clipped, no KL; the sampler agrees to 1e-5."""
     learner = fresh_learner(shared_home, algo__name="grpo", optim__updates_per_rollout=1)
     metrics = learner.update(learner.roll_out(1).groups, 1)
@@ -257,7 +312,7 @@ def test_dynamic_sampling_goes_on_until_enough_groups_have_spread(shared_home):
     assert levels[0] == [g.level_seed for g in off.roll_out(1).groups]
 
 
-def test_training_covers_exactly_the_sampled_tokens(shared_home, small_policy):
+def test_pitfall_01_09_training_covers_exactly_the_sampled_tokens(shared_home, small_policy):
     """Pitfalls 1, 9: signals have one entry per model token, and observation tokens none."""
     learner = fresh_learner(shared_home, algo__name="ppo", algo__whiten=False)
     groups = learner.roll_out(1).groups
@@ -292,7 +347,7 @@ def test_kl_in_the_reward_lowers_it_by_the_estimate(shared_home):
     assert with_kl[4][0] == pytest.approx(without[4][0])
 
 
-def test_a_step_with_a_non_finite_gradient_is_recorded_and_not_taken(shared_home, monkeypatch):
+def test_pitfall_22_a_step_with_a_non_finite_gradient_is_recorded_and_not_taken(shared_home, monkeypatch):
     """Pitfall 22: the NaN reaches the metrics; the weights stay usable."""
     learner = fresh_learner(shared_home, algo__name="grpo")
     groups = learner.roll_out(1).groups

@@ -44,7 +44,7 @@ def mean_entropy(learner, trajectories):
         return float(token_logprobs(learner.policy.model, batch, learner.cfg.rollout.temperature)[1].mean())
 
 
-def test_training_uses_the_sampling_temperature(shared_home):
+def test_pitfall_06_15_training_uses_the_sampling_temperature(shared_home):
     """Pitfalls 6, 15 away from T = 1: the trainer's log-probs, old, new and of the reference, are the sampler's."""
     learner = fresh_learner(
         shared_home,
@@ -60,7 +60,7 @@ def test_training_uses_the_sampling_temperature(shared_home):
     assert abs(metrics["train/kl_ref"]) < 1e-6
 
 
-def test_the_self_check_is_of_the_first_iteration_only(shared_home):
+def test_pitfall_15_the_self_check_is_of_the_first_iteration_only(shared_home):
     """Pitfall 15: what holds before the first step of a run, and nothing that is told again later."""
     learner = fresh_learner(shared_home, algo__name="grpo")
     groups, _ = sampled(learner)
@@ -70,7 +70,7 @@ def test_the_self_check_is_of_the_first_iteration_only(shared_home):
     assert "check/faults" not in off.update(groups, 1)
 
 
-def test_the_entropy_bonus_raises_the_entropy(shared_home, monkeypatch):
+def test_pitfall_17_the_entropy_bonus_raises_the_entropy(shared_home, monkeypatch):
     """Pitfall 17: the bonus is taken off the loss: with nothing else in it the entropy grows."""
     learner = fresh_learner(shared_home, algo__name="grpo", algo__entropy_coef=0.5, optim__updates_per_rollout=1)
     without_advantages(monkeypatch)
@@ -82,7 +82,7 @@ def test_the_entropy_bonus_raises_the_entropy(shared_home, monkeypatch):
     assert mean_entropy(learner, trajectories) > before + 0.01
 
 
-def test_the_kl_loss_pulls_back_to_the_start(shared_home, monkeypatch):
+def test_pitfall_16_the_kl_loss_pulls_back_to_the_start(shared_home, monkeypatch):
     """Pitfall 16: with the KL alone in the loss a policy that has moved away comes back."""
     learner = fresh_learner(
         shared_home,
@@ -102,7 +102,7 @@ def test_the_kl_loss_pulls_back_to_the_start(shared_home, monkeypatch):
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_the_kl_term_of_the_loss_is_of_the_policy_to_the_reference(shared_home, monkeypatch, estimator):
+def test_pitfall_16_the_kl_term_of_the_loss_is_of_the_policy_to_the_reference(shared_home, monkeypatch, estimator):
     """Pitfall 16: its gradient is that of coef x mean kl(new, reference), its log the k3 of the policy before."""
     learner = fresh_learner(
         shared_home,
@@ -144,7 +144,7 @@ def test_the_reference_policy_does_not_move(shared_home):
     assert torch.equal(weights(learner.reference.model), start)
 
 
-def test_ppo_signals_use_gamma_lambda_and_the_kl(shared_home):
+def test_pitfall_07_09_ppo_signals_use_gamma_lambda_and_the_kl(shared_home):
     """Pitfalls 7, 9: the reward sits on the last model token; gamma and lambda keep their places; k1 costs coef."""
     learner = fresh_learner(
         shared_home,
@@ -217,7 +217,7 @@ def with_observations(trajectory, rng):
         ("grpo", "turn"),
     ],
 )
-def test_observations_change_no_advantage(shared_home, name, credit):
+def test_pitfall_09_observations_change_no_advantage(shared_home, name, credit):
     """Pitfall 9: spans of context of any length anywhere, a trailing one too, leave advantages and returns alone."""
     learner = fresh_learner(
         shared_home, algo__name=name, algo__credit=credit, algo__gamma=0.9, algo__lam=0.7, algo__kl__place="reward"
@@ -337,7 +337,7 @@ def test_the_learning_rate_follows_its_schedule(shared_home):
     assert constant.critic_optimizer.param_groups[0]["lr"] == 8e-3
 
 
-def test_padding_of_the_update_cannot_leak(shared_home, monkeypatch):
+def test_pitfall_05_padding_of_the_update_cannot_leak(shared_home, monkeypatch):
     """Pitfall 5: any id behind a row's end leaves log-probs, loss and gradient norm of an update as they are."""
     found = []
     for pad in (0, 9):
@@ -358,7 +358,7 @@ def test_padding_of_the_update_cannot_leak(shared_home, monkeypatch):
         assert found[0][key] == pytest.approx(found[1][key], rel=1e-4, abs=1e-7), key
 
 
-def test_the_model_tokens_of_an_update_are_the_sampled_ones(shared_home, monkeypatch):
+def test_pitfall_01_the_model_tokens_of_an_update_are_the_sampled_ones(shared_home, monkeypatch):
     """Pitfall 1: the targets of all forwards of one epoch are exactly the ids that the sampler wrote."""
     learner = fresh_learner(shared_home, algo__name="grpo")
     groups, trajectories = sampled(learner)

@@ -240,7 +240,7 @@ def test_a_knob_at_its_default_is_not_part_of_the_key():
     assert (key["tiny"], key["warm_start"]) == ({}, {})
 
 
-def test_the_levels_of_the_play_are_nobody_else_s(monkeypatch):
+def test_pitfall_19_the_levels_of_the_play_are_nobody_else_s(monkeypatch):
     """Pitfall 19: warm-start levels are no training level (below 2^32), no evaluation level and of one episode each;
     held-out names alone come from evaluation levels, and those are not played by experts."""
     from ragen_lab.env.frozen_lake import FrozenLake

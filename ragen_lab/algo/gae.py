@@ -49,12 +49,15 @@ def bi_level_gae(
 
     Level 2: plain GAE inside turn k alone, whose last token earns A_k + V_k and whose episode ends there.
     The turns come from ``ends_K``, never from where a reward is not zero: a turn may earn nothing.
-    A KL penalty counts at its own token on level 2, and on level 1 where it sits on a turn's last token.
+    A turn pays its whole KL on level 1, so that earlier turns answer for it too. On level 2 each token pays its own,
+    and what the tokens before the last one pay is taken out of A_k again: paid once, by the tokens up to it. With one
+    turn this is plain GAE.
     """
     last_K = ends_K - 1
-    turn_advantages_K, _ = gae(turn_rewards_K + penalties_N[last_K], values_N[last_K], gamma_turn, lam)
+    paid_K = np.add.reduceat(penalties_N, [0, *ends_K[:-1]])
+    turn_advantages_K, _ = gae(turn_rewards_K + paid_K, values_N[last_K], gamma_turn, lam)
     earned_N = penalties_N.copy()
-    earned_N[last_K] = turn_advantages_K + values_N[last_K]
+    earned_N[last_K] = turn_advantages_K + values_N[last_K] - (paid_K - penalties_N[last_K])
     parts = [
         gae(earned_N[begin:end], values_N[begin:end], gamma, lam)
         for begin, end in zip([0, *ends_K[:-1]], ends_K, strict=True)

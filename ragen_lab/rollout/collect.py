@@ -17,7 +17,7 @@ from ragen_lab.env.grounding import Grounded, judge
 from ragen_lab.errors import ConfigError, EnvError
 from ragen_lab.policy.model import Policy
 from ragen_lab.prompt import ChatWriter, Parsed, parse_reply
-from ragen_lab.reward import REASONING, length_cost, turn_penalty
+from ragen_lab.reward import length_cost, reasoning_of, refuse_silent, turn_penalty
 from ragen_lab.rollout.engine import NativeSession, Reply, refuse_unsupported
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -95,6 +95,7 @@ def collect(
     for level_seed, dynamics in zip(level_seeds, dynamics_seeds, strict=True):
         for dynamics_seed in dynamics:
             env = make_env(cfg.env)
+            refuse_silent(env, cfg.reward)
             episode = _Episode(env, level_seed, dynamics_seed, actions_left=cfg.rollout.max_actions)
             episode.observation = env.reset(level_seed, dynamics_seed)
             episodes.append(episode)
@@ -180,7 +181,7 @@ def _play_turn(episode: _Episode, reply: Reply, text: str, meaning: Parsed, thin
     if board is not None and meaning.format_ok and isinstance(episode.env, Grounded):
         # measured whether it is rewarded or not, so that arms can be compared
         said = judge(meaning.think, board, episode.env.scene())
-    pay = REASONING[cfg.reward.reasoning]
+    pay = reasoning_of(cfg.reward.reasoning)
     episode.turns.append(
         Turn(
             observation=shown,

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragen_lab.config import RunConfig, kept_bounds, steps_per_iteration
+from ragen_lab.env.base import make_env
+from ragen_lab.errors import ConfigError
 from ragen_lab.inert import inert
+from ragen_lab.reward import reasoning_of, refuse_silent
+from ragen_lab.sections import ENV_SECTIONS
 from ragen_lab.sweep.controls import missing_controls
 from ragen_lab.sweep.rules import Note
 from ragen_lab.sweep.spec import Arm, Sweep
@@ -36,6 +40,7 @@ def lint(sweep: Sweep) -> list[Note]:
     notes = [
         *(Note("page", note) for note in sweep.notes),
         *_inert(sweep),
+        *_unjudged(sweep),
         *(note for line in lines for note in _side_effects(sweep, line)),
         *_moving_together(sweep, lines),
         *_more_than_the_axis(sweep, lines),
@@ -288,6 +293,23 @@ def _inert(sweep: Sweep) -> Iterator[Note]:
             yield Note("inert", note)
         elif vain := [arm.name for arm in arms if path in arm.changes or len(idle[path]) == len(sweep.arms)]:
             yield Note("inert", f"{note} (arms: {', '.join(vain)})")
+
+
+def _unjudged(sweep: Sweep) -> Iterator[Note]:
+    """A reasoning reward that an environment from outside cannot judge; its trials would refuse to start."""
+    where: dict[str, list[str]] = {}
+    for arm in sweep.arms:
+        cfg = sweep.cfg_of(arm.name)
+        if cfg.reward.reasoning == "none" or cfg.env.name in ENV_SECTIONS:
+            continue
+        try:
+            refuse_silent(make_env(cfg.env), cfg.reward)
+            reasoning_of(cfg.reward.reasoning)
+        except ConfigError as error:
+            for fault in error.faults:
+                where.setdefault(fault, []).append(arm.name)
+    for fault, arms in where.items():
+        yield Note("page", fault if len(arms) == len(sweep.arms) else f"{fault} (arms: {', '.join(arms)})")
 
 
 def smallest_p(levels: int, seeds: int) -> float:

@@ -29,7 +29,7 @@ def test_gae_worked_by_hand():
 
 
 @given(st.lists(floats, min_size=1, max_size=12), floats)
-def test_a_perfect_critic_leaves_no_advantage(values, reward):
+def test_pitfall_07_a_perfect_critic_leaves_no_advantage(values, reward):
     """Pitfall 7: with a deterministic outcome and V = the outcome in every state, A = 0 everywhere."""
     advantages, _ = gae(terminal_reward(reward, len(values)), np.full(len(values), reward), 1.0, 0.95)
     np.testing.assert_allclose(advantages, 0, atol=1e-12)
@@ -46,7 +46,7 @@ def test_gae_equals_the_sum_of_discounted_deltas(values, reward, gamma, lam):
     np.testing.assert_allclose(gae(rewards, np.array(values), gamma, lam)[0], expected, atol=1e-9)
 
 
-def test_the_reward_sits_on_the_last_model_token():
+def test_pitfall_09_the_reward_sits_on_the_last_model_token():
     """Pitfall 9: all the estimators see are model tokens, so a trailing observation cannot swallow it."""
     assert terminal_reward(2.5, 3).tolist() == [0.0, 0.0, 2.5]
 
@@ -60,14 +60,14 @@ def test_group_advantages_worked_by_hand():
     np.testing.assert_allclose(plain, [[2.25, -0.75, -0.75, -0.75]])
 
 
-def test_float_noise_is_not_blown_up():
+def test_pitfall_11_float_noise_is_not_blown_up():
     """Pitfall 11: rewards that differ by rounding give exactly 0, whatever their size."""
     noisy = np.array([[0.1 + 0.2, 0.3, 0.3, 0.3], [1e8, 1e8 + 1e-7, 1e8, 1e8]])
     assert (group_advantages(noisy, True) == 0).all()
     assert (group_advantages(noisy, False) == 0).all()
 
 
-def test_a_group_of_one_has_no_baseline():
+def test_pitfall_11_a_group_of_one_has_no_baseline():
     """Pitfall 11: an error, never the raw score."""
     with pytest.raises(ValueError, match="responses >= 2"):
         group_advantages(np.array([[1.0]]), True)
@@ -128,7 +128,48 @@ def test_bi_level_gae_worked_by_hand():
     np.testing.assert_allclose(returns, [0.596, 1.09, 0.08, 0.0], atol=1e-12)
 
 
-def test_bi_level_gae_needs_no_reward_to_find_a_turn():
+def test_bi_level_gae_pays_each_token_s_kl_once():
+    # The same turns and values, with KL -0.1 -0.2 | -0.3 -0.4: turns pay -0.3 and -0.7
+    #   d2 = 0 - 0.7 - 0.2 = -0.9;  d1 = 1 - 0.3 + 0.9*0.2 - 0.4 = 0.48;  A(turn 1) = 0.48 + 0.45*(-0.9) = 0.075
+    # Turn 2: last earns -0.9 + 0.2 + 0.3 = -0.4 (its own): A4 = -0.6
+    #   A3 = (-0.3 + 0.8*0.2 - 0.3) + 0.4*(-0.6) = -0.44 - 0.24 = -0.68
+    # Turn 1: last earns 0.075 + 0.4 + 0.1 = 0.575: A2 = 0.175;  A1 = (-0.1 + 0.32 - 0.5) + 0.4*0.175 = -0.21
+    found, returns = bi_level_gae(
+        np.array([1.0, 0.0]),
+        np.array([2, 4]),
+        np.array([-0.1, -0.2, -0.3, -0.4]),
+        np.array([0.5, 0.4, 0.3, 0.2]),
+        0.9,
+        0.8,
+        0.5,
+    )
+    np.testing.assert_allclose(found, [-0.21, 0.175, -0.68, -0.6], atol=1e-12)
+    np.testing.assert_allclose(returns, [0.29, 0.575, -0.38, -0.4], atol=1e-12)
+
+
+@given(
+    st.lists(floats, min_size=1, max_size=6), st.lists(floats, min_size=6, max_size=6), st.floats(0, 1), st.floats(0, 1)
+)
+def test_bi_level_gae_of_one_turn_with_kl_is_plain_gae(values, kl, gamma, lam):
+    n = len(values)
+    kl_N, values_N = np.array(kl[:n]), np.array(values)
+    found = bi_level_gae(np.array([2.0]), np.array([n]), kl_N, values_N, 0.3, gamma, lam)
+    np.testing.assert_allclose(found, gae(terminal_reward(2.0, n) + kl_N, values_N, gamma, lam), atol=1e-9)
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.data())
+def test_without_discounts_every_token_answers_for_all_that_is_paid_from_it_on(tokens, data):
+    """gamma = gamma_turn = lambda = 1: A_t = rewards and KL from token t on, less V_t, across the ends of turns."""
+    n, ends = sum(tokens), np.cumsum(tokens)
+    kl, values = (np.array(data.draw(st.lists(floats, min_size=n, max_size=n))) for _ in range(2))
+    rewards = np.array(data.draw(st.lists(floats, min_size=len(tokens), max_size=len(tokens))))
+    paid = kl.copy()
+    paid[ends - 1] += rewards
+    found, _ = bi_level_gae(rewards, ends, kl, values, 1.0, 1.0, 1.0)
+    np.testing.assert_allclose(found, paid[::-1].cumsum()[::-1] - values, atol=1e-9)
+
+
+def test_pitfall_10_bi_level_gae_needs_no_reward_to_find_a_turn():
     """Pitfall 10: zero-reward turns, an episode without any reward, and a single turn."""
     values = np.array([0.5, 0.4, 0.3, 0.2, 0.1])
     ends = np.array([2, 3, 5])
@@ -179,6 +220,8 @@ def test_reinforce_pp_discounts_and_sums_kl_from_each_token_on():
     batch = episodes([[1], [0]], [[3], [1]], penalties=[[-0.1, -0.1, -0.1], [0]])
     found = advantages("reinforce_pp", batch, gamma=0.5, whiten=False)
     np.testing.assert_allclose(found[0], [0.075, 0.35, 0.9])
+    lam = advantages("reinforce_pp", batch, gamma=0.5, lam=0.3, whiten=False)
+    np.testing.assert_array_equal(lam[0], found[0], "there is no lambda in it")
 
 
 def test_the_global_baselines_differ_where_groups_differ():
@@ -206,7 +249,7 @@ def test_turn_credit_of_group_baselines_worked_by_hand():
     )
 
 
-def test_a_turn_that_only_one_member_reached_has_no_baseline():
+def test_pitfall_11_a_turn_that_only_one_member_reached_has_no_baseline():
     """Pitfall 11, by turn: exactly 0, never the raw reward."""
     batch = episodes([[0, 5], [1]], [[1, 2], [1]])
     for name in ("grpo", "dr_grpo", "rloo"):
@@ -317,7 +360,7 @@ def played(turns, observation):
     st.sampled_from(["trajectory", "turn"]),
     st.sampled_from(sorted(ALGORITHMS)),
 )
-def test_observations_change_no_advantage(turns, observations, credit, name):
+def test_pitfall_09_observations_change_no_advantage(turns, observations, credit, name):
     """Pitfall 9: between turns and after the last, of any length and content."""
     found = []
     for context in (lambda k: [5], lambda k: observations[k]):

@@ -64,7 +64,7 @@ def test_a_flipped_sign_does_not_learn(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_a_mask_shifted_by_one_does_not_learn(name, monkeypatch):
+def test_pitfall_07_a_mask_shifted_by_one_does_not_learn(name, monkeypatch):
     """Pitfall 7."""
     monkeypatch.setattr(trainer, "make_batch", shifted)
     assert solved(name) < 0.7

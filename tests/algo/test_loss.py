@@ -45,13 +45,13 @@ def test_the_clipped_loss_worked_by_hand(ratio, advantage, loss, gradient):
     assert slope == pytest.approx(gradient, abs=1e-12)
 
 
-def test_at_ratio_one_the_gradient_is_the_policy_gradient():
+def test_pitfall_15_at_ratio_one_the_gradient_is_the_policy_gradient():
     """Pitfall 15: on-policy, d loss / d log-prob = -A."""
     for advantage in (-3.0, 0.5):
         assert loss_at(1.0, advantage)[1] == pytest.approx(-advantage)
 
 
-def test_an_extreme_ratio_stays_finite_and_nan_stays_nan():
+def test_pitfall_22_an_extreme_ratio_stays_finite_and_nan_stays_nan():
     """Pitfall 22: no overflow to inf, and no NaN that is swallowed."""
     old = torch.tensor([-500.0, 0.0])
     new = torch.tensor([0.0, float("nan")])
@@ -75,7 +75,7 @@ def full_kl(p, q):
     return (p.exp() * (p - q)).sum()
 
 
-def test_kl_estimators_against_the_full_distribution():
+def test_pitfall_16_kl_estimators_against_the_full_distribution():
     """Pitfall 16: value. E[k1] = E[k3] = KL exactly; k3 and k2 are never negative; k1 may be."""
     p, q = LOGITS.log_softmax(0), REFERENCE.log_softmax(0)
     for kind in ("k1", "k3"):
@@ -88,7 +88,7 @@ def test_kl_estimators_against_the_full_distribution():
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_the_gradient_of_each_kl_estimator_as_a_loss(kind):
+def test_pitfall_16_the_gradient_of_each_kl_estimator_as_a_loss(kind):
     """Pitfall 16: gradient, as the docstring states: k1 none, k2 that of KL(p || q), k3 that of KL(q || p)."""
     logits = LOGITS.clone().requires_grad_()
     q = REFERENCE.log_softmax(0)
@@ -159,7 +159,7 @@ def test_cispo_worked_by_hand(ratio, advantage, weight):
 
 @pytest.mark.parametrize("loss", ["clip", "cispo"])
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
-def test_at_ratio_one_every_loss_has_the_policy_gradient(loss, ratio):
+def test_pitfall_15_at_ratio_one_every_loss_has_the_policy_gradient(loss, ratio):
     """Pitfall 15: d loss / d log-prob = -A for each token, whatever the loss."""
     old, rows = -torch.rand(5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1])
     advantages = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0], dtype=torch.float64)
@@ -185,7 +185,7 @@ def test_aggregations_worked_by_hand():
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.data())
-def test_any_split_of_a_step_has_the_same_loss(tokens, data):
+def test_pitfall_14_any_split_of_a_step_has_the_same_loss(tokens, data):
     """Pitfall 14: micro-batches and data-parallel workers alike, because each share is of the whole step."""
     losses = [torch.rand(n, dtype=torch.float64) for n in tokens]
     owner = [data.draw(st.integers(0, 2)) for _ in tokens]
@@ -199,7 +199,7 @@ def test_any_split_of_a_step_has_the_same_loss(tokens, data):
         assert sum(share(part) for part in parts if part) == pytest.approx(share(list(range(len(tokens)))))
 
 
-def test_a_ratio_is_bounded_at_e20_both_ways():
+def test_pitfall_22_a_ratio_is_bounded_at_e20_both_ways():
     """Pitfall 22: the log-ratio is cut at -20 and 20, where no clip range reaches, and left alone within."""
     old, new = torch.tensor([0.0, -19.0, 0.0, -60.0, 0.0]), torch.tensor([-60.0, 0.0, 0.0, 0.0, -19.0])
     _, ratio = policy_loss(new, old, torch.ones(5), AlgoSection(), torch.zeros(5, dtype=torch.long))
@@ -213,3 +213,30 @@ def test_the_dual_clip_and_the_two_bounds_are_the_knobs():
     algo = AlgoSection(dual_clip=2.5, clip_low=0.4, clip_high=0.7)
     loss, _ = policy_loss(new, old, torch.tensor([-1.0, 1.0, -1.0]), algo, torch.zeros(3, dtype=torch.long))
     torch.testing.assert_close(loss, torch.tensor([2.5, -1.7, 0.6]))
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.randoms(use_true_random=False), st.integers(0, 10**6))
+def test_permuting_the_rows_of_a_step_permutes_its_gradient(tokens, order, seed):
+    """Every loss, ratio and aggregation: trajectories in another order give each token the gradient it had."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randn(3, n, generator=generator, dtype=torch.float64) for n in tokens]
+    places = list(range(len(rows)))
+    order.shuffle(places)
+    for loss, ratio, how in (("clip", "token", "token_mean"), ("clip", "sequence", "sequence_mean"),
+                             ("cispo", "token", "fixed_length")):  # fmt: skip
+        algo = AlgoSection(loss=loss, ratio=ratio)
+
+        def gradient(arranged, algo=algo, how=how):
+            new_N, old_N, advantages_N = torch.cat(arranged, dim=1)
+            row_N = torch.repeat_interleave(torch.arange(len(arranged)), torch.tensor([r.shape[1] for r in arranged]))
+            found = gradient_of(
+                new_N,
+                lambda leaf: aggregate(
+                    policy_loss(leaf, old_N, advantages_N, algo, row_N)[0], row_N, how, len(row_N), len(arranged), 9
+                ),
+            )
+            return torch.split(found, [r.shape[1] for r in arranged])
+
+        before, after = gradient(rows), gradient([rows[i] for i in places])
+        for place, found in zip(places, after, strict=True):
+            torch.testing.assert_close(found, before[place])

@@ -72,7 +72,7 @@ CASES = {
 
 @pytest.mark.parametrize("talk", sorted(OBSERVATIONS))
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_the_expected_step_is_the_true_gradient(case, talk):
+def test_pitfall_07_09_15_the_expected_step_is_the_true_gradient(case, talk):
     """Exactly: PPO at ratio 1 with any critic (gamma = lambda = 1), and RLOO; the group mean, up to (G - 1) / G.
 
     By enumeration of all 9 episodes, or of all 81 groups of two. Pitfalls 7, 9, 15.
@@ -82,6 +82,28 @@ def test_the_expected_step_is_the_true_gradient(case, talk):
     agent = estimator(name, responses, observe, **knobs)
     truth = true_gradient(agent, observe)
     assert float(truth.abs().max()) > 0.05
+    torch.testing.assert_close(exact_expectation(agent, responses, observe), factor * truth, atol=1e-5, rtol=1e-4)
+
+
+KL_CASES = ["ppo", "ppo, turn credit", "bi_level_gae", "reinforce_pp", "rloo", "rloo, turn credit", "dr_grpo"]
+
+
+@pytest.mark.parametrize("case", KL_CASES)
+def test_pitfall_16_kl_in_the_reward_adds_its_own_gradient(case):
+    """k1 in the reward: the expected step is the gradient of E[R] - coef KL(pi || ref), both by enumeration."""
+    name, responses, knobs, factor = CASES[case]
+    observe, coef = OBSERVATIONS["talking"], 0.7
+    agent = estimator(name, responses, observe, algo__kl__place="reward", algo__kl__coef=coef, **knobs)
+    reference = learner(config(), observe, seed=11).policy
+    agent.reference = reference
+    table = agent.policy.model.table.detach().clone().requires_grad_()
+    divergence = sum(
+        logp(table, e, observe).exp() * (logp(table, e, observe) - logp(reference.model.table.detach(), e, observe))
+        for e in every_episode()
+    )
+    (kl_gradient,) = torch.autograd.grad(divergence, table)
+    assert float(kl_gradient.abs().max()) > 0.05
+    truth = true_gradient(agent, observe) - coef * kl_gradient
     torch.testing.assert_close(exact_expectation(agent, responses, observe), factor * truth, atol=1e-5, rtol=1e-4)
 
 

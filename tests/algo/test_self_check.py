@@ -13,8 +13,11 @@ import torch
 
 from ragen_lab import train as trainer
 from ragen_lab.algo.advantages import ALGORITHMS
+from ragen_lab.algo.self_check import self_check
+from ragen_lab.algo.totals import Totals
 from ragen_lab.errors import SelfCheckError
-from ragen_lab.trajectory import TrajectoryGroup
+from ragen_lab.rollout.engine import LOGPROB_TOLERANCE
+from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory, TrajectoryGroup
 from tests.algo.tabular import OBSERVATIONS, config, group, learner, sample
 from tests.algo.test_oracle import shifted
 
@@ -29,7 +32,7 @@ def prepared(check, name="grpo", **knobs):
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_a_sound_first_update_passes(name):
+def test_pitfall_15_a_sound_first_update_passes(name):
     """Pitfall 15: ratio 1, KL below 1e-6, entropy within [0, ln V], the sampler's log-probs."""
     agent, groups = prepared("strict", name)
     assert agent.update(groups, 1)["check/faults"] == 0.0
@@ -126,3 +129,71 @@ def test_the_check_changes_no_number():
     for check in ("warn", "off"):
         assert found[check][0] == found["strict"][0]
         assert torch.equal(found[check][1], found["strict"][1])
+
+
+def first_step(**numbers):
+    """Totals of a first step of one token in which all is well, but for ``numbers``."""
+    totals = Totals()
+    totals.tokens, totals.entropy_range = 1, numbers.get("entropy_range", (0.0, 1.0))
+    totals.drift_max = numbers.get("drift", 0.0)
+    totals.sums["kl"] = numbers.get("kl", 0.0)
+    return totals
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers", "gap", "names"),
+    [
+        ("float32", {"drift": 9e-4, "kl": 9e-7}, (9e-5, 9e-4), []),
+        ("float32", {"drift": 2e-3}, (0, 0), ["ratio"]),
+        ("float32", {"kl": 2e-6}, (0, 0), ["kl"]),
+        ("float32", {}, (2e-4, 2e-4), ["sampler"]),
+        ("float32", {}, (5e-5, 5e-2), ["sampler"]),  # one token far off hides in a mean
+        ("float32", {}, (math.nan, math.nan), ["sampler"]),
+        ("bfloat16", {"drift": 0.4, "kl": 9e-3}, (2e-2, 0.4), []),
+        ("bfloat16", {"drift": 0.6}, (0, 0), ["ratio"]),
+        ("bfloat16", {"kl": 2e-2}, (0, 0), ["kl"]),
+        ("bfloat16", {}, (2e-2, 0.6), ["sampler"]),
+        ("float32", {"entropy_range": (-0.01, 1.0)}, (0, 0), ["entropy"]),
+        ("float32", {"entropy_range": (0.0, 1.2)}, (0, 0), ["entropy"]),  # ln 3 = 1.0986
+    ],
+)
+def test_pitfall_15_17_each_bound_of_each_number_format(dtype, numbers, gap, names):
+    """Pitfalls 15, 17."""
+    faults = self_check([], first_step(**numbers), gap, LOGPROB_TOLERANCE[dtype], 3, dtype)
+    assert [fault.split(":")[0] for fault in faults] == names
+
+
+def copies(probability, responses, level):
+    """A group whose members all say the same two tokens, of ``probability`` together."""
+    one = Trajectory(
+        np.array([0, 1, 2]), np.array([CONTEXT, MODEL, MODEL], dtype=np.int8), np.zeros(3, dtype=np.int16),
+        np.array([np.nan, math.log(probability) / 2, math.log(probability) / 2], dtype=np.float32),
+        (), StopReason.TURNS, level, 0,
+    )  # fmt: skip
+    return TrajectoryGroup(level, (one,) * responses)
+
+
+@pytest.mark.parametrize(
+    ("groups", "fault"),
+    [
+        ([copies(0.9, 8, 0), copies(0.9, 8, 1)], False),  # 0.9^14 = 0.23: a sure policy says the same
+        ([copies(0.9, 200, 0)], True),  # 0.9^199 = 8e-10
+        ([copies(0.1, 5, 0)], False),  # 1e-4
+        ([copies(0.1, 8, 0)], True),  # 1e-7
+        ([copies(0.1, 4, 0), copies(0.1, 5, 1)], True),  # 1e-3 x 1e-4: rare together
+        ([copies(0.1, 1, 0), copies(0.001, 1, 1)], False),  # groups of one have nobody to equal
+    ],
+)
+def test_pitfall_19_equal_members_are_a_fault_where_chance_does_not_make_them(groups, fault):
+    """Pitfall 19: n equal responses of probability p come by chance with p^(n - 1)."""
+    faults = self_check(groups, first_step(), (0.0, 0.0), 1e-4, 3, "float32")
+    assert [f.split(":")[0] for f in faults] == (["members"] if fault else [])
+
+
+def test_pitfall_19_one_group_of_copies_among_sound_ones_is_seen():
+    """Pitfall 19: one of four; that any of the four could be it makes the chance four times as large."""
+    _, groups = prepared("strict")
+    for copied, faults in ((copies(0.5, 22, 9), 0), (copies(0.5, 23, 9), 1)):  # 4 x 2^-21 = 1.9e-6;  4 x 2^-22 = 9.5e-7
+        found = self_check([*groups[:3], copied], first_step(), (0.0, 0.0), 1e-4, 3, "float32")
+        assert len(found) == faults
+        assert all(fault.startswith("members: in 1 of 4 groups") for fault in found)

@@ -78,7 +78,7 @@ def test_thresholds_are_the_config(fall: float, time: int) -> None:
     assert judge([0.5, 1.0, 0.6, 0.4, 0.2, 0.2, 0.2], section=section).time == time
 
 
-def test_nan_is_a_fall_and_not_dropped() -> None:
+def test_pitfall_22_nan_is_a_fall_and_not_dropped() -> None:
     """Pitfall 22: NaN is the finding. It must not vanish from the series, nor poison the average."""
     found = judge([0.5, 0.6, math.nan, math.nan, math.nan])
     assert (found.collapsed, found.time) == (True, 20)

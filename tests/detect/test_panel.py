@@ -82,7 +82,7 @@ def test_all_groups_empty_five_times_stops() -> None:
     assert stop.iteration == 48  # the count begins again
 
 
-def test_all_groups_empty_because_all_succeed_does_not_stop() -> None:
+def test_pitfall_23_all_groups_empty_because_all_succeed_does_not_stop() -> None:
     """Pitfall 23."""
     rows = run_rows()
     change(rows, 20, rollout__success=1.0, rollout__reward_mean=1.0)
@@ -117,7 +117,7 @@ def test_collapse_of_the_level_stops_with_the_third_evaluation() -> None:
     assert "peak" in stop.reason
 
 
-def test_a_lone_gradient_spike_is_a_warning() -> None:
+def test_pitfall_23_a_lone_gradient_spike_is_a_warning() -> None:
     """Pitfall 23."""
     rows = run_rows()
     change(rows, 50, 53, train__grad_norm=20.0)
@@ -126,7 +126,7 @@ def test_a_lone_gradient_spike_is_a_warning() -> None:
     assert verdicts.stop is None
 
 
-def test_a_spike_and_a_falling_reward_is_a_collapse() -> None:
+def test_pitfall_23_a_spike_and_a_falling_reward_is_a_collapse() -> None:
     """Pitfall 23. The reward is down by half in the rollouts; evaluations have not seen it yet."""
     rows = run_rows()
     change(rows, 50, 53, train__grad_norm=20.0)
@@ -147,7 +147,7 @@ def test_two_families_within_the_window_stop(gap: int, stops: bool) -> None:
     assert stop_of(rows, vote_window=60) is not None
 
 
-def test_spread_and_entropy_of_a_solved_run_do_not_stop_it() -> None:
+def test_pitfall_23_spread_and_entropy_of_a_solved_run_do_not_stop_it() -> None:
     """Pitfall 23: everything succeeds, so the spread is 0 and the policy is sure of itself."""
     rows = run_rows()
     change(rows, 30, rollout__success=0.99, rollout__reward_mean=0.99)
@@ -160,7 +160,7 @@ def test_spread_and_entropy_of_a_solved_run_do_not_stop_it() -> None:
     assert stop_of(rows) is not None
 
 
-def test_two_families_do_not_stop_a_solved_run() -> None:
+def test_pitfall_23_two_families_do_not_stop_a_solved_run() -> None:
     """Pitfall 23: low entropy and a gradient spike, at full success."""
     rows = run_rows()
     change(rows, 20, rollout__success=0.99, rollout__reward_mean=0.99)
@@ -171,7 +171,7 @@ def test_two_families_do_not_stop_a_solved_run() -> None:
     assert stop_of(rows) is not None
 
 
-def test_what_is_not_logged_yields_no_flag() -> None:
+def test_pitfall_24_what_is_not_logged_yields_no_flag() -> None:
     """Pitfall 24."""
     rows = [{k: v for k, v in row.items() if k in ("iteration", "rollout/reward_mean")} for row in run_rows()]
     verdicts = replay(rows, DetectSection(), HORIZON)

@@ -65,7 +65,7 @@ def test_reward_std_constants_scale_with_the_horizon() -> None:
 
 
 @pytest.mark.parametrize("metric", ["rollout/success", "rollout/reward_mean"])
-def test_a_solved_task_is_no_collapse(metric: str) -> None:
+def test_pitfall_23_a_solved_task_is_no_collapse(metric: str) -> None:
     """Pitfall 23: the spread vanishes because every rollout succeeds."""
     rng = np.random.default_rng(0)
     success = np.clip(0.1 + np.arange(120) / 60, 0, 1)
@@ -120,7 +120,7 @@ def test_grad_norm_zero_is_passed_over_and_infinity_is_a_spike() -> None:
     assert first_alarm(GradNormDetector.build(DetectSection(), 60), [*steady, *[{GRAD: math.inf}] * 2]) == 31
 
 
-def test_entropy_is_watched_on_both_sides() -> None:
+def test_pitfall_23_entropy_is_watched_on_both_sides() -> None:
     """Pitfall 23: entropy can rise as well as fall."""
     for tail, alarm in ((0.31, False), (0.1, True), (1.9, False), (2.5, True)):
         rows = [{ENTROPY: 1.0}] * 5 + [{ENTROPY: tail}] * 40
@@ -141,7 +141,7 @@ def test_entropy_survives_the_healthy_decline_of_seventy_percent() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_non_finite_speaks_on_the_row_itself(value: float) -> None:
+def test_pitfall_22_non_finite_speaks_on_the_row_itself(value: float) -> None:
     """Pitfall 22: what is not a number is the finding."""
     detector = NonFiniteDetector.build(DetectSection(), 60)
     assert not detector.update({"train/policy_loss": 0.1}).alarm
@@ -162,7 +162,7 @@ def test_non_finite_speaks_on_the_row_itself(value: float) -> None:
         (NonFiniteDetector, "eval/reward"),
     ],
 )
-def test_an_absent_metric_is_not_evaluable(cls, other: str) -> None:
+def test_pitfall_24_an_absent_metric_is_not_evaluable(cls, other: str) -> None:
     """Pitfall 24: what is not logged is never called healthy."""
     detector = cls.build(DetectSection(), 60)
     for _ in range(60):

@@ -264,3 +264,20 @@ def test_preflights_play_each_kind_once_and_tell_it_in_words() -> None:
     assert "Fault: 3 training prompts are evaluation prompts too." in preflight_sentence(
         one, {**found[0][1], "overlap": 3}
     )
+
+
+def test_random_success_counts_successes_and_not_ends() -> None:
+    """Most random walks on a lake end in a hole."""
+    env, cfg = make_env(STILL), config(STILL, responses=2)
+    wins = ends = 0
+    for seed in range(20):
+        for member in range(2):
+            env.reset(seed, member)
+            rng = random.Random(f"preflight {seed} {member}")
+            for _ in range(10):
+                result = env.step(rng.choice(env.actions()))
+                if result.done:
+                    wins, ends = wins + result.success, ends + 1
+                    break
+    assert wins < ends
+    assert preflight(cfg, 20)["random_success"] == wins / 40

@@ -13,8 +13,10 @@ from ragen_lab.env.check import check_env, preflight
 from ragen_lab.env.gym import TextGym
 from ragen_lab.env.reference import reference_lines
 from ragen_lab.errors import ConfigError, EnvError
-from ragen_lab.sections import ENV_SECTIONS, OutsideSection
+from ragen_lab.reward import REASONING, reasoning_of, refuse_silent
+from ragen_lab.sections import ENV_SECTIONS, REASONING_NAMES, OutsideSection, RewardSection
 from tests.env.outside import Corridor, Discrete, Numbers, Vault
+from tests.rollout.test_play import careful
 
 CORRIDOR = "tests.env.outside:Corridor"
 GYM = "ragen_lab.env.gym:TextGym"
@@ -205,3 +207,28 @@ def test_the_tiny_model_trains_on_it(name: str, options: dict[str, object], tmp_
     assert last["rollout/actions"] > 0
     assert 0 < last["eval/random"] < 1
     assert "eval/optimal" not in last
+
+
+def test_a_truncation_that_pays_is_no_success() -> None:
+    class Generous(Vault):
+        def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, object]]:
+            return "time is up", 1.0, False, True, {}
+
+    env = TextGym(Generous())
+    env.reset(0)
+    last = env.step("1")
+    assert (last.done, last.success, last.reward) == (True, False, 1.0)
+
+
+def test_pitfall_18_a_reasoning_reward_that_nobody_can_judge_is_refused() -> None:
+    """Pitfall 18: Corridor has no ``scene()``: the reward would be 0 throughout; a missing function is refused too."""
+    section = RewardSection(reasoning="grounded")
+    with pytest.raises(ConfigError, match=r"no scene\(\)"):
+        refuse_silent(make_env(config(CORRIDOR, {}).env), section)
+    refuse_silent(make_env(config(CORRIDOR, {}).env), RewardSection())
+    refuse_silent(make_env(RunConfig().env), section)
+    assert reasoning_of("tests.rollout.test_play:careful") is careful
+    for name in ("tests.rollout.test_play:nothing", "nowhere:at_all", "tests.rollout.test_play:LAKE"):
+        with pytest.raises(ConfigError, match=r"reward\.reasoning"):
+            reasoning_of(name)
+    assert set(REASONING) == set(REASONING_NAMES)

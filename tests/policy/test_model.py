@@ -31,7 +31,7 @@ LONG = trajectory([2, 11, 12, 3, 20, 21, 4, 2, 30, 3, 22, 4], [C, C, C, C, M, M,
 SHORT = trajectory([2, 13, 3, 25, 4], [C, C, C, M, M])
 
 
-def test_a_row_alone_equals_the_row_in_a_padded_batch(small_policy):
+def test_pitfall_04_a_row_alone_equals_the_row_in_a_padded_batch(small_policy):
     """Pitfall 4: unpadded, right-padded and another order give the same log-probs."""
     with torch.no_grad():
         alone = torch.cat(
@@ -43,7 +43,7 @@ def test_a_row_alone_equals_the_row_in_a_padded_batch(small_policy):
     torch.testing.assert_close(torch.cat([swapped[2:], swapped[:2]]), together, atol=1e-5, rtol=0)
 
 
-def test_left_padding_agrees_too(small_policy):
+def test_pitfall_04_left_padding_agrees_too(small_policy):
     """Pitfall 4: rotary positions are relative, so a left-padded row with a mask gives the same."""
     batch = make_batch([SHORT], small_policy.device)
     with torch.no_grad():
@@ -55,7 +55,7 @@ def test_left_padding_agrees_too(small_policy):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_padding_is_never_recognised_by_its_id(small_policy):
+def test_pitfall_03_05_padding_is_never_recognised_by_its_id(small_policy):
     """Pitfalls 3, 5: other ids in the padding change nothing, and a real token with the pad id counts."""
     batch = make_batch([LONG, SHORT], small_policy.device)
     poisoned = batch.ids_BT.clone()
@@ -68,7 +68,7 @@ def test_padding_is_never_recognised_by_its_id(small_policy):
     assert make_batch([says_pad], small_policy.device).targets_N.tolist() == [0, 4]
 
 
-def test_the_log_prob_of_a_token_is_read_one_position_before_it(small_policy):
+def test_pitfall_07_the_log_prob_of_a_token_is_read_one_position_before_it(small_policy):
     """Pitfall 7: against an independent full forward, token by token."""
     with torch.no_grad():
         found = token_logprobs(small_policy.model, make_batch([LONG], small_policy.device), 1.0)[0]
@@ -80,7 +80,7 @@ def test_the_log_prob_of_a_token_is_read_one_position_before_it(small_policy):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_entropy_lies_between_zero_and_log_vocabulary(small_policy):
+def test_pitfall_17_entropy_lies_between_zero_and_log_vocabulary(small_policy):
     """Pitfall 17."""
     with torch.no_grad():
         for temperature in (0.1, 1.0, 100.0):
@@ -90,7 +90,7 @@ def test_entropy_lies_between_zero_and_log_vocabulary(small_policy):
         assert float(entropy.min()) > math.log(small_policy.vocabulary) - 0.1, "at T = 100 it is nearly uniform"
 
 
-def test_the_temperature_divides_the_logits(small_policy):
+def test_pitfall_06_the_temperature_divides_the_logits(small_policy):
     """Pitfall 6."""
     batch = make_batch([LONG], small_policy.device)
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_the_temperature_divides_the_logits(small_policy):
         )
 
 
-def test_the_critic_values_the_state_before_each_model_token(small_policy):
+def test_pitfall_07_the_critic_values_the_state_before_each_model_token(small_policy):
     """Pitfall 7: what comes after a token cannot change its value; a new critic says 0."""
     critic = Critic(small_policy)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_the_critic_values_the_state_before_each_model_token(small_policy):
         assert abs(float(moved[1] - values[1])) > 1e-4
 
 
-def test_a_loaded_policy_has_dropout_off(small_policy):
+def test_pitfall_15_a_loaded_policy_has_dropout_off(small_policy):
     """Pitfall 15."""
     assert not any(module.training for module in small_policy.model.modules())
 

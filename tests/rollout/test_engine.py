@@ -25,7 +25,7 @@ def roll(policy, overrides=None, seed=3, temperature=1.0):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_sampler_and_trainer_agree_on_every_token(small_policy, temperature):
+def test_pitfall_06_07_15_sampler_and_trainer_agree_on_every_token(small_policy, temperature):
     """Pitfalls 6, 7, 15: the sampler's log-probs (cache, swapped rows, several turns) are the training
     forward's at the same temperature, and so is the entropy."""
     rollout, _ = roll(small_policy, temperature=temperature)
@@ -45,7 +45,7 @@ def test_sampler_and_trainer_agree_on_every_token(small_policy, temperature):
         assert np.abs(sampled_N - other_N.numpy()).max() > 0.01
 
 
-def test_same_seed_same_tokens_and_members_differ(small_policy):
+def test_pitfall_19_same_seed_same_tokens_and_members_differ(small_policy):
     """Pitfall 19: equal seeds give equal ids; the members of a group differ while their prompt is equal."""
     first, _ = roll(small_policy)
     again, _ = roll(small_policy)
@@ -73,7 +73,7 @@ def test_a_prompt_shared_by_a_group_equals_prompts_fed_one_by_one(small_policy):
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-6)
 
 
-def test_unwritten_cache_positions_cannot_leak(small_policy):
+def test_pitfall_05_unwritten_cache_positions_cannot_leak(small_policy):
     """Pitfall 5: whatever lies in the cache beyond a row's own tokens changes nothing."""
 
     def replies(poison: bool):
@@ -113,7 +113,7 @@ def test_rows_that_leave_and_come_back_keep_their_history(small_policy):
         np.testing.assert_allclose(logprobs, expected, atol=2e-5)
 
 
-def test_roles_and_turns_cover_every_token(small_policy):
+def test_pitfall_01_02_roles_and_turns_cover_every_token(small_policy):
     """Pitfalls 1, 2: every id has a role and a turn; model tokens have log-probs, context tokens none."""
     rollout, cfg = roll(small_policy)
     for trajectory in (t for g in rollout.groups for t in g.trajectories):

@@ -7,13 +7,14 @@ import pytest
 
 from ragen_lab.config import RunConfig
 from ragen_lab.env.base import make_env
-from ragen_lab.env.frozen_lake import FrozenLake
-from ragen_lab.errors import EnvError
-from ragen_lab.prompt import ChatWriter
+from ragen_lab.env.frozen_lake import FrozenLake, Lake
+from ragen_lab.errors import ConfigError, EnvError
+from ragen_lab.prompt import ChatWriter, Parsed
 from ragen_lab.rollout import collect as rollouts
 from ragen_lab.rollout.engine import Reply
 from ragen_lab.trajectory import CONTEXT, MODEL, StopReason
 from tests.conftest import SMALL
+from tests.env.outside import Corridor
 from tests.rollout.test_engine import roll
 
 UP = "<think> go </think> <answer> Up </answer>"
@@ -69,7 +70,7 @@ def bumping(monkeypatch):
     monkeypatch.setattr(rollouts, "make_env", Bumping)
 
 
-def test_a_literal_role_marker_in_a_reply_leaves_the_roles_as_they_are(small_policy, monkeypatch, bumping):
+def test_pitfall_02_a_literal_role_marker_in_a_reply_leaves_the_roles_as_they_are(small_policy, monkeypatch, bumping):
     """Pitfall 2: the model writes whole turns of both roles; each id of it is a model token of its own turn, and the
     contexts around it are those of a model that does not."""
     marker = "<user> think <assistant> <end> <assistant>"
@@ -91,7 +92,7 @@ def test_a_literal_role_marker_in_a_reply_leaves_the_roles_as_they_are(small_pol
     assert forged_run.turns[1].reply_tokens == len(said)
 
 
-def test_a_chat_is_exactly_what_was_fed_and_what_was_said(small_policy, monkeypatch, bumping):
+def test_pitfall_01_a_chat_is_exactly_what_was_fed_and_what_was_said(small_policy, monkeypatch, bumping):
     """Pitfall 1: prompt, reply, context, reply ...: the ids of a trajectory are those, in order, each with its role."""
     asked = scripted(monkeypatch, small_policy, lambda turn, row: UP)
     _, (trajectory,), writer = play(small_policy, {"rollout.max_turns": 3})
@@ -183,7 +184,7 @@ def test_a_turn_shows_the_observation_it_answered_and_sums_its_rewards(small_pol
     )
 
 
-def test_the_dynamics_seed_of_each_member_reaches_its_environment(small_policy, monkeypatch):
+def test_pitfall_19_the_dynamics_seed_of_each_member_reaches_its_environment(small_policy, monkeypatch):
     """Pitfall 19: reset(level seed, dynamics seed), member by member, and both are written into the trajectory."""
     seen = []
     reset = FrozenLake.reset
@@ -240,7 +241,7 @@ def test_an_interrupt_is_not_data(small_policy, monkeypatch):
             play(small_policy)
 
 
-def test_a_forced_beginning_is_context_in_the_ids_and_part_of_the_text(small_policy, monkeypatch, bumping):
+def test_pitfall_01_a_forced_beginning_is_context_in_the_ids_and_part_of_the_text(small_policy, monkeypatch, bumping):
     """Pitfall 1: what is put into the model's mouth is fed, parsed, and never a token of the model."""
     rest = "go </think> <answer> Up </answer>"
     asked = scripted(monkeypatch, small_policy, lambda turn, row: rest)
@@ -254,3 +255,52 @@ def test_a_forced_beginning_is_context_in_the_ids_and_part_of_the_text(small_pol
     assert all(turn.format_ok and turn.actions == ("Up",) for turn in trajectory.turns)
     assert not set(begun) & set(trajectory.ids_T[trajectory.roles_T == MODEL].tolist())
     assert rollout.tokens == trajectory.model_tokens == 2 * (5 + 1)
+
+
+# P _ O _      player row 1 column 1, goal row 3 column 4,
+# _ _ _ _      holes row 1 column 3 and row 4 column 1
+# _ _ _ G
+# O _ _ _
+LAKE = "P_O_/____/___G/O___"
+
+
+def careful(verdict, rate):
+    """A reasoning reward of another package: minus one for any falsehood."""
+    return -1.0 if verdict.false else 0.25
+
+
+@pytest.mark.parametrize(
+    ("think", "action", "reasoning", "true", "false"),
+    [
+        # base rate 1/4, two truths: 2 x 3/4 = 1.5, scaled by 1.5: 1; times the weight 1/2
+        ("i am at (1, 1) . after right i am at (1, 2)", "Right", 0.5, 2, 0),
+        ("i am at (1, 2) . after right i am at (1, 1)", "Right", -0.5 * 0.5 / 1.5, 0, 2),
+        ("i am at (1, 1) . after up i am at (1, 1)", "Up", 0.5, 2, 0),  # against the wall
+        ("the goal is down right", "Down", 0.375, 1, 0),
+        ("the goal is up", "Down", -0.125, 0, 1),
+    ],
+)
+def test_a_thought_is_held_against_the_board_before_and_after_its_actions(
+    monkeypatch, think, action, reasoning, true, false
+):
+    monkeypatch.setattr(rollouts, "base_rates", lambda section: lambda statement: 0.25)
+    knobs = {**SMALL, "reward.reasoning": "grounded", "reward.reasoning_weight": 0.5}
+    for name, expected in (("grounded", reasoning), ("tests.rollout.test_play:careful", -0.5 if false else 0.125)):
+        cfg = RunConfig().with_overrides({**knobs, "reward.reasoning": name})
+        env = FrozenLake(cfg.env)
+        env._lake, env._cell = Lake(LAKE), 0
+        episode = rollouts._Episode(env, 0, 0, observation="o", actions_left=5)
+        meaning = Parsed(think=think, actions=(action,), format_ok=True)
+        rollouts._play_turn(episode, Reply([1], [-0.5], [0.0], False), "text", meaning, 3, cfg)
+        (turn,) = episode.turns
+        assert turn.reasoning == pytest.approx(expected)
+        assert (turn.true_statements, turn.false_statements) == (true, false)
+
+
+def test_a_rollout_whose_thoughts_nobody_can_judge_does_not_begin(small_policy, monkeypatch):
+    """An environment without ``scene()`` would pay every thought 0 and say nothing."""
+    asked = scripted(monkeypatch, small_policy, lambda turn, row: UP)
+    monkeypatch.setattr(rollouts, "make_env", lambda section: Corridor())
+    with pytest.raises(ConfigError, match=r"reward\.reasoning: grounded needs .* no scene\(\)"):
+        play(small_policy, {"reward.reasoning": "grounded"})
+    assert not asked

@@ -20,7 +20,7 @@ from ragen_lab.rollout.probe import (
     thought_ids,
     thought_logprobs,
 )
-from ragen_lab.trajectory import CONTEXT, MODEL
+from ragen_lab.trajectory import CONTEXT, MODEL, StopReason, Trajectory, Turn
 from tests.conftest import SMALL
 
 ROWS = 24
@@ -97,7 +97,7 @@ def test_without_a_complete_thought_nothing_is_forced(small_policy, evaluation):
     assert first_thoughts(normal, writer, 8) == ([], [])
 
 
-def test_forced_tokens_are_context_and_the_rest_has_the_policy_s_log_probs(small_policy, evaluation):
+def test_pitfall_06_forced_tokens_are_context_and_the_rest_has_the_policy_s_log_probs(small_policy, evaluation):
     """Pitfall 6: a forced beginning is in the cache as if the model had said it, and is never a trained token."""
     for kind in ("empty_think", "shuffled_think"):
         trajectories = probe(kind, small_policy, evaluation)
@@ -201,3 +201,46 @@ def test_a_model_that_ignores_and_one_that_copies(small_policy, monkeypatch):
         pytest.approx(math.log(6)),
         1.0,
     )
+
+
+# -- by hand: 5 <think>, 7 </think>, 8 what follows; each thought's word is its own ------------------------
+
+
+class Words:
+    """A writer whose ids are words."""
+
+    def decode(self, rows):
+        words = {5: "<think>", 7: "</think>"}
+        return [" ".join(words.get(i, str(i)) for i in ids) for ids in rows]
+
+
+def two_turns(prompt, first, second):
+    """A trajectory: a prompt, a reply that thinks ``first``, a context, a reply that thinks ``second``."""
+    ids = [*prompt, 5, first, 7, 8, 1, 5, second, 7, 8]
+    n = len(prompt)
+    roles = [CONTEXT] * n + [MODEL] * 4 + [CONTEXT] + [MODEL] * 4
+    turn = Turn("o", "r", "t", ("Up",), True, False, 0.0, 0.0, 4, 1)
+    return Trajectory(
+        np.array(ids), np.array(roles, dtype=np.int8), np.array([0] * (n + 4) + [1] * 5, dtype=np.int16),
+        np.zeros(len(ids), dtype=np.float32), (turn, turn), StopReason.TURNS, 0, 0,
+    )  # fmt: skip
+
+
+def test_a_shuffled_thought_is_of_the_same_turn_and_whole():
+    normal = [two_turns([2, 3], 20, 21), two_turns([2, 4], 30, 31)]
+    assert thought_ids(normal[0], 1, Words()) == [5, 21, 7]
+    force = shuffled_thoughts(normal, Words(), np.random.default_rng(0))
+    assert [force(turn, row) for turn in (0, 1) for row in (0, 1)] == [[5, 30, 7], [5, 20, 7], [5, 31, 7], [5, 21, 7]]
+    assert force(5, 0) == [5, 31, 7]
+
+
+def test_prompts_of_the_estimate_are_different_ones():
+    """The same prompt twice would make its thoughts look as if they told nothing."""
+    normal = [
+        two_turns([2, 3], 20, 21),
+        two_turns([2, 3], 22, 23),
+        two_turns([2, 4], 30, 31),
+        two_turns([2, 6], 40, 41),
+    ]
+    prompts, thoughts = first_thoughts(normal, Words(), 2)
+    assert (prompts, thoughts) == ([[2, 3], [2, 4]], [[5, 20, 7], [5, 30, 7]])

@@ -11,6 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
+from ragen_lab.config import RunConfig
+from ragen_lab.errors import ConfigError
 from ragen_lab.policy.model import Policy, make_batch, token_logprobs
 from ragen_lab.rollout.engine import NativeSession
 from ragen_lab.trajectory import MODEL
@@ -35,7 +37,7 @@ def check_against_the_forward(policy, chats, marks, temperature=1.0):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_the_sampler_draws_from_the_distribution_that_it_reports(small_policy, temperature):
+def test_pitfall_06_the_sampler_draws_from_the_distribution_that_it_reports(small_policy, temperature):
     """Pitfall 6: 4000 first tokens against softmax(logits / T), by chi-square."""
     n = 4000
     session = NativeSession(small_policy, n, temperature, 1, frozenset({4}), seed=0)
@@ -57,7 +59,7 @@ def test_the_sampler_draws_from_the_distribution_that_it_reports(small_policy, t
     assert replies[0].entropies[0] == pytest.approx(float(-(p * np.log(p)).sum()), abs=1e-4)
 
 
-def test_later_tokens_are_drawn_from_the_reported_distribution_too(small_policy):
+def test_pitfall_06_later_tokens_are_drawn_from_the_reported_distribution_too(small_policy):
     """Pitfall 6: the mean of -log p over sampled tokens is the mean entropy, within the error of 400 replies."""
     n = 400
     session = NativeSession(small_policy, n, 1.0, 12, frozenset({4}), seed=3)
@@ -67,7 +69,7 @@ def test_later_tokens_are_drawn_from_the_reported_distribution_too(small_policy)
     assert abs(surprise.mean()) < 5 * surprise.std() / np.sqrt(len(surprise))
 
 
-def test_several_ids_end_a_reply(small_policy):
+def test_pitfall_03_several_ids_end_a_reply(small_policy):
     """Pitfall 3: a reply ends at the first of any of them, which is its last token; else it is truncated."""
     likely = logits_after(small_policy, PROMPT).argsort(descending=True)[:4].tolist()
     eos = frozenset(range(small_policy.vocabulary)) - {*likely[:2], 11, 12}  # nearly every token
@@ -89,7 +91,7 @@ def test_several_ids_end_a_reply(small_policy):
     check_against_the_forward(small_policy, chats, marks[:8] + marks[-8:], 1.5)
 
 
-def test_an_end_of_turn_with_the_id_of_padding_is_a_token(small_policy):
+def test_pitfall_03_an_end_of_turn_with_the_id_of_padding_is_a_token(small_policy):
     """Pitfall 3: pads are 0 in every batch; where 0 also ends replies and stands in contexts it is read as written."""
     n = 64
     eos = frozenset({0, *range(100, small_policy.vocabulary)})
@@ -108,7 +110,7 @@ def test_an_end_of_turn_with_the_id_of_padding_is_a_token(small_policy):
     check_against_the_forward(small_policy, chats, marks[::7], 40.0)
 
 
-def test_a_tokenizer_whose_pad_is_its_eos_changes_nothing(small_policy):
+def test_pitfall_03_a_tokenizer_whose_pad_is_its_eos_changes_nothing(small_policy):
     """Pitfall 3: the roles say what is padding, so the same rollout and the same log-probs come out."""
     tokenizer = copy.deepcopy(small_policy.tokenizer)
     tokenizer.pad_token = tokenizer.eos_token
@@ -124,7 +126,7 @@ def test_a_tokenizer_whose_pad_is_its_eos_changes_nothing(small_policy):
 
 
 @pytest.mark.parametrize("first", [[0, 1, 2, 3], [3, 2, 1, 0]])
-def test_swapped_rows_of_unequal_lengths_keep_their_history(small_policy, first):
+def test_pitfall_07_swapped_rows_of_unequal_lengths_keep_their_history(small_policy, first):
     """Pitfall 7: a row that is 40 tokens longer than the rest is swapped with short ones, and back."""
     session = NativeSession(small_policy, 4, 1.0, 6, frozenset({4}), seed=1)
     prompts = [[2, 9, 10 + i, 3] for i in range(4)]
@@ -148,7 +150,7 @@ def test_swapped_rows_of_unequal_lengths_keep_their_history(small_policy, first)
     check_against_the_forward(small_policy, chats, marks)
 
 
-def test_a_row_that_has_left_cannot_leak_even_nan(small_policy):
+def test_pitfall_05_a_row_that_has_left_cannot_leak_even_nan(small_policy):
     """Pitfall 5: the cache of rows that do not reply is filled with NaN; the others sample as before."""
 
     def replies(poison):
@@ -184,7 +186,7 @@ def scaled(policy, factor):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_model_that_scales_its_logits_is_sampled_and_trained_as_it_is(small_policy, temperature):
+def test_pitfall_06_15_a_model_that_scales_its_logits_is_sampled_and_trained_as_it_is(small_policy, temperature):
     """Pitfalls 6, 15: such a head is not the output embedding alone: halved logits are the sampler's and the
     trainer's, which is the plain model at twice the temperature."""
     half = scaled(small_policy, 0.5)
@@ -200,3 +202,25 @@ def test_a_model_that_scales_its_logits_is_sampled_and_trained_as_it_is(small_po
     torch.testing.assert_close(trained_N, plain_N, atol=1e-5, rtol=0)
     assert float((trained_N - other_N).abs().max()) > 0.1
     assert rollout.entropy == pytest.approx(float(entropy_N.mean()), abs=1e-4)
+
+
+@pytest.mark.parametrize("knob", ["top_p", "top_k", "min_p"])
+def test_pitfall_06_a_truncated_distribution_cannot_be_asked_for(small_policy, knob):
+    """Pitfall 6: no such knob is there to be set, and what the model's own generation config says is not looked at."""
+    with pytest.raises(ConfigError, match=rf"rollout.{knob}: unknown key"):
+        RunConfig().with_overrides({f"rollout.{knob}": 1})
+
+    def drawn():
+        session = NativeSession(small_policy, 64, 1.0, 6, frozenset({4}), seed=0)
+        session.start([PROMPT], members=64)
+        return [reply.ids for reply in session.reply(list(range(64)), [[]] * 64)]
+
+    free = drawn()
+    config = small_policy.model.generation_config
+    before = getattr(config, knob)
+    try:
+        setattr(config, knob, {"top_k": 1, "top_p": 1e-6, "min_p": 1.0}[knob])
+        assert drawn() == free
+    finally:
+        setattr(config, knob, before)
+    assert len(set(map(tuple, free))) > 1

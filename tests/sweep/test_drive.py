@@ -123,7 +123,7 @@ def test_the_pool_survives_a_killed_worker(sweep_of: Make, drive: Drive, tmp_pat
     assert rows_of(home) == rows_of(tmp_path / "plain")  # the pool equals this process
 
 
-def test_a_killed_driver_resumes_exactly(
+def test_pitfall_20_a_killed_driver_resumes_exactly(
     write: Callable[..., Path], sweep_of: Make, drive: Drive, tmp_path: Path
 ) -> None:
     """kill -9 of the driver: its workers go too; the same command repeats no finished trial, goes on from the

@@ -298,3 +298,10 @@ def test_a_probe_that_fails_says_so(sweep_of: Make, tmp_path: Path) -> None:
     plan = probed(plan_here(sweep_of(), tmp_path), tmp_path, told.append, "tests.sweep.fake:nowhere")
     assert "The probe of keep_ratio=1.0 ended as failed: AttributeError" in told[1]
     assert plan.cost.seconds is None
+
+
+def test_pitfall_18_a_reasoning_reward_that_nobody_can_judge_is_told(sweep_of: Make) -> None:
+    """Pitfall 18: an environment from outside without ``scene()``; the trial itself would refuse to start."""
+    corridor = {"env.name": "tests.env.outside:Corridor"}
+    assert notes(sweep_of(**corridor, **{"reward.reasoning": "grounded"}), "no scene()")
+    assert not notes(sweep_of(**corridor), "no scene()")

@@ -127,7 +127,7 @@ def attempts(home: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_engines_agree_and_kills_change_nothing(tmp_path):
+def test_pitfall_19_20_engines_agree_and_kills_change_nothing(tmp_path):
     """Pitfalls 19, 20: local = Ray = after kill -9 of the driver = after kill -9 of a worker, bit for bit."""
     first = run(tmp_path, "local", "--local")
     assert [t["status"] for t in first["trials"]] == ["finished"] * 4

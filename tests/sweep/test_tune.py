@@ -24,7 +24,9 @@ Make = Callable[..., Sweep]
 Drive = Callable[..., tuple[Finished, str]]
 
 
-def test_ray_equals_local(sweep_of: Make, drive: Drive, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pitfall_19_ray_equals_local(
+    sweep_of: Make, drive: Drive, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Pitfall 19: bit-equal under Ray and in this process, with one worker killed and one trial failing on the
     way; every iteration once; nothing of Ray's on the terminal, nothing left in the temporary folder."""
     home = tmp_path / "ray"

@@ -67,7 +67,7 @@ def test_stop_then_shadow_then_growth_are_one_run(sweep_of: Make, tmp_path: Path
     assert numbers(views[0].rows) == numbers(views[1].rows)
 
 
-def test_a_failure_is_told_and_resumes(sweep_of: Make, tmp_path: Path) -> None:
+def test_pitfall_20_a_failure_is_told_and_resumes(sweep_of: Make, tmp_path: Path) -> None:
     """Pitfall 20 for the machinery: after a failure the trial equals an uninterrupted one."""
     request = request_of(sweep_of(), tmp_path)
     (tmp_path / f"fail-{request.trial_id}").write_text("1")
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_told(sweep_of: Make, tmp_path: Path) -> None:
     assert calls(tmp_path)[(request.trial_id, 1)] == 2
 
 
-def test_a_kept_process_equals_a_fresh_one(sweep_of: Make, tmp_path: Path) -> None:
+def test_pitfall_19_a_kept_process_equals_a_fresh_one(sweep_of: Make, tmp_path: Path) -> None:
     """Pitfall 19: what an earlier trial leaves in the process changes nothing for the next."""
     sweep = sweep_of()
     alone = request_of(sweep, tmp_path / "alone", 2)
