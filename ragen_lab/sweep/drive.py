@@ -31,6 +31,7 @@ from ragen_lab.sweep.budget import Budget
 from ragen_lab.sweep.compete import Competition, search_record, with_proposals
 from ragen_lab.sweep.desk import Desk, Event, InOrder, Job, Source
 from ragen_lab.sweep.guard import Limits
+from ragen_lab.sweep.last_words import last_words
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.mirroring import Mirroring, mlflow_uri
 from ragen_lab.sweep.plan import make_plan
@@ -89,9 +90,14 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
         faults.append(f"track.mlflow_uri: {fault}")
     if faults:
         raise ConfigError(sweep.file, faults)
+    again = f": {options.command}" if options.command else "."
+    farewell = (
+        f"ragen-lab: the driver of {sweep.name} was killed, or a library ended it (Ray does when its own processes are "
+        f"killed). What was logged is on disk. To go on, repeat the same command{again}"
+    )
     ledger = Ledger(home)
     try:
-        with _terminable(), locked(control.lock_of(home, sweep.name), what="sweep"):
+        with _terminable(), locked(control.lock_of(home, sweep.name), what="sweep"), last_words(farewell):
             whole = with_proposals(sweep, home)
             aside = None
             if options.rerun is not None:
