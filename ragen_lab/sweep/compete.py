@@ -180,6 +180,11 @@ def proposals_of(ledger: sqlite3.Connection, sweep: str, key: str) -> list[dict[
     return [dict(row) for row in ledger.execute(query, (sweep, key))]
 
 
+def _is_its_own(row: Mapping[str, Any]) -> bool:
+    """Whether a proposal became a setting of its own, rather than one that was there already."""
+    return str(row["arm"]).startswith(f"#{row['number']} ")
+
+
 def _first(sweep: Sweep) -> int:
     """Seeds that every setting of a search gets."""
     return min(len(sweep.seeds), sweep.search.first_seeds or len(sweep.seeds))
@@ -217,7 +222,7 @@ class Competition:
         self.searches = sweep.search.kind != "grid"
         self.key = search_key(sweep) if self.searches else ""
         self.rows = self.ledger.proposals(sweep.name, self.key) if self.searches else []
-        self.own -= {row["arm"] for row in self.rows}
+        self.own -= {row["arm"] for row in self.rows if _is_its_own(row)}
         self.rungs = rungs(sweep.scheduler, cfg.train.iterations, cfg.eval.every)
         metric = sweep.scheduler.metric
         if sweep.scheduler.kind == "fifo" and self.searches and sweep.search.objectives[0] not in DERIVED:

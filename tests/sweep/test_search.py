@@ -119,6 +119,23 @@ def test_a_space_that_is_used_up(sweep_of: Make, drive: Drive, tmp_path: Path) -
     assert len(_proposals(tmp_path / "home")) == proposals  # and does not try for ever at each call
 
 
+def test_a_proposal_of_the_base_leaves_it_a_control(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """The base's setting is one of the four; when it is proposed, it still runs to its end, also after a restart."""
+    page = """
+base: base.yaml
+axes: {filter.keep_ratio: [0.25, 0.9], optim.lr: [1.0e-6, 1.0e-5]}
+search: {kind: random, trials: 4}
+scheduler: {kind: asha, first: 2, factor: 2}
+"""
+    for _ in range(2):
+        finished, _text = drive(sweep_of(page))
+        status = {trial["arm"]: trial["status"] for trial in finished.result["trials"]}
+        assert status["base"] in ("finished", "collapsed")
+    rows = _proposals(tmp_path / "home")
+    assert any(row["arm"] == "base" for row in rows)
+    assert len(status) == 1 + 3
+
+
 def _proposals(home: Path) -> list[Any]:
     ledger = Ledger(home)
     found = ledger._read("SELECT * FROM proposals").fetchall()
