@@ -365,6 +365,7 @@ def _as_it_was() -> Iterator[None]:
     """
     environment, folder = dict(os.environ), Path.cwd()
     level, handlers = logging.root.level, list(logging.root.handlers)
+    gc.freeze()  # what is there already need not be searched for garbage after every trial: libraries are large
     random.seed(0)
     np.random.seed(0)
     torch = sys.modules.get("torch")
@@ -379,6 +380,7 @@ def _as_it_was() -> Iterator[None]:
         logging.root.setLevel(level)
         logging.root.handlers[:] = handlers
         gc.collect()
+        gc.unfreeze()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_available():
             torch.cuda.empty_cache()
