@@ -99,7 +99,7 @@ def test_a_schedule_forbids_growth_and_says_so(sweep_of: Make, drive: Drive, tmp
     for trial in short.trials:
         assert f"{trial.arm} seed 0 to 14: not from {trial.trial_id}, which went to 8" in note
     _, text = drive(longer)
-    assert f"Note: {note}" in text
+    assert f"Note (page): {note}" in text
     assert calls(home)[longer.trials[0].trial_id, 0] == 1  # from the start
     assert not [w for w in make_plan(longer, home).warnings if "linear" in w]  # they are there now
     both = sweep_of(**page, train__iterations=16, algo__entropy_schedule="linear", algo__entropy_coef=0.1)
