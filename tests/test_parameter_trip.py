@@ -34,6 +34,7 @@ BASE: dict[str, Any] = {
 }
 # Values that a rule across fields or a pattern asks for.
 CHOSEN: dict[str, Any] = {
+    "reward.reasoning": "grounded",
     "policy.device": "cpu",
     "policy.model": "some/model",
     "policy.tiny.hidden": 128,
