@@ -89,6 +89,8 @@ def another(cfg: RunConfig, path: str, value: Any) -> Any:
     """A valid value that differs from ``value``."""
     if path in CHOSEN:
         return CHOSEN[path]
+    if path == "reward.reasoning":  # open to names from outside, fixed where an environment cannot be judged
+        return "grounded"
     words = [word for word in get_args(field_of(cfg, path).annotation) if isinstance(word, str) and word != value]
     if words:
         return words[0]

@@ -83,7 +83,7 @@ def test_pitfall_19_equal_configs_give_bit_equal_metrics(algo, shared_home):
         {"algo__name": "ppo", "algo__credit": "turn", "filter__kind": "top_k", "filter__resample": 1},
         {"algo__name": "bi_level_gae", "algo__kl__place": "reward", "filter__kind": "std", "filter__keep_ratio": 0.5},
         {"algo__name": "rloo", "filter__kind": "min_p", "optim__updates_per_rollout": 2},
-        {"algo__name": "dr_grpo", "filter__kind": "top_p", "env__slip": 0.2},
+        {"algo__name": "dr_grpo", "filter__kind": "top_p", "optim__epochs": 2},
         {
             "algo__name": "reinforce_pp",
             "algo__kl__place": "loss",
