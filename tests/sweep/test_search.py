@@ -259,3 +259,60 @@ def test_a_constraint_in_words() -> None:
     assert parse_constraint(" eval/format_error_rate<=1e-1 ") == ("eval/format_error_rate", "<=", 0.1)
     with pytest.raises(ValueError, match="Did you mean"):
         parse_constraint("eval/format_error_rat <= 0.1")
+
+
+def test_the_journal_is_the_search_as_optuna_knows_it(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What optuna-dashboard would show: every proposal with its values, written anew and not added to."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    from ragen_lab.sweep import searched
+
+    home = tmp_path / "home"
+    drive(sweep_of(SEARCH), home)
+    monkeypatch.setattr(searched.shutil, "which", lambda name: f"/somewhere/{name}")
+    for _ in range(2):
+        command = searched.dashboard(home, "tested", 8081)
+    assert command[0] == "/somewhere/optuna-dashboard"
+    assert command[2:] == ["--host", "127.0.0.1", "--port", "8081"]
+    study = optuna.load_study(study_name="tested", storage=JournalStorage(JournalFileBackend(command[1])))
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 6
+    means: dict[str, list[float]] = {}
+    for run in from_home(home, "tested"):
+        last = [row["eval/success"] for row in run.rows if row["iteration"] > 0][-3:]
+        means.setdefault(run.arm, []).append(sum(last) / 3 if run.status == "finished" else 0.0)
+    assert [round(trial.value or -1, 9) for trial in study.trials] == [
+        round(sum(means[trial.user_attrs["arm"]]) / 2, 9) for trial in study.trials
+    ]
+
+
+def test_a_dashboard_that_cannot_be_had(sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: Any) -> None:
+    from ragen_lab.sweep import searched
+
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1, train__iterations=2), home)
+    monkeypatch.setattr(searched.shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install optuna-dashboard"):
+        searched.dashboard(home, "tested", 8081)
+    monkeypatch.setattr(searched.shutil, "which", lambda name: "/bin/true")
+    with pytest.raises(ConfigError, match="is no search"):
+        searched.dashboard(home, "tested", 8081)
+
+
+def test_the_report_of_a_search(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """Every setting, its state and value, and the base that it is to be compared with."""
+    out = tmp_path / "report.html"
+    drive(sweep_of(PAGES["search with asha"]), report=True, out=out)
+    page = out.read_text()
+    part = page[page.index('<section id="search">') : page.index('<section id="tests">')]
+    assert "6 settings asked for" in part
+    assert "ended by the scheduler" in part
+    for run in from_home(tmp_path / "home", "tested"):
+        assert run.arm in page
+        assert run.arm in part or run.arm == "base"
+    assert part.count("ended by the scheduler") >= 2
+    drive(sweep_of(HALVING), tmp_path / "other", report=True, out=out)
+    assert '<section id="search">' not in out.read_text()  # a grid is no search
