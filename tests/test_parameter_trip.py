@@ -41,6 +41,7 @@ CHOSEN: dict[str, Any] = {
     "policy.tiny.kv_heads": 2,
     "eval.every": 2,
     "train.iterations": 9,
+    "train.keep_also": ["best"],
     "optim.updates_per_rollout": 2,
     "algo.aggregation": "sequence_mean",
     "algo.importance_cap": 2.0,

@@ -155,4 +155,4 @@ def test_a_home_that_may_not_be_written_can_be_read(
     writer.close()
     assert not (home / "ledger.sqlite-wal").exists()
     assert sweep_record(home, "tested")["command"] == "newest"  # immutable
-    assert len(refused) == 4
+    assert len(refused) == 5

@@ -357,6 +357,12 @@ def _output_to(file: Path) -> Iterator[None]:
             print(f"{file} is still written by a process that the trial has started.", file=sys.stderr)
 
 
+def _loaded_torch() -> Any:
+    """torch, if it is loaded whole: another thread of this process may be in the middle of importing it."""
+    torch = sys.modules.get("torch")
+    return None if torch is None or getattr(torch.__spec__, "_initializing", False) else torch
+
+
 @contextmanager
 def _as_it_was() -> Iterator[None]:
     """Put back what a trial may leave behind in a kept process: environment, folder, seeds, logging, memory.
@@ -368,7 +374,7 @@ def _as_it_was() -> Iterator[None]:
     gc.freeze()  # what is there already need not be searched for garbage after every trial: libraries are large
     random.seed(0)
     np.random.seed(0)
-    torch = sys.modules.get("torch")
+    torch = _loaded_torch()
     if torch is not None:
         torch.manual_seed(0)
     try:
@@ -381,6 +387,6 @@ def _as_it_was() -> Iterator[None]:
         logging.root.handlers[:] = handlers
         gc.collect()
         gc.unfreeze()
-        torch = sys.modules.get("torch")
+        torch = _loaded_torch()
         if torch is not None and torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -22,7 +22,13 @@ def trajectory(iteration: int, number: int) -> dict[str, Any]:
     return {"level_seed": number, "stop": "success", "reward": iteration / 10, "error": None, "turns": turns}
 
 
-def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int, int], None] | None = None) -> Outcome:
+def train(
+    cfg: RunConfig,
+    tracker: Tracker,
+    home: Path,
+    progress: Callable[[int, int], None] | None = None,
+    until: int | None = None,
+) -> Outcome:
     class Talking:
         """The tracker of the trial, which hears of the trajectories before each row."""
 
@@ -35,4 +41,4 @@ def train(cfg: RunConfig, tracker: Tracker, home: Path, progress: Callable[[int,
             tracker.trajectories(iteration, [trajectory(iteration, number) for number in range(2)])
             tracker.log(iteration, metrics)
 
-    return fake.train(cfg, Talking(), home, progress)  # type: ignore[arg-type]
+    return fake.train(cfg, Talking(), home, progress, until)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ arms: {named: {optim.lr: 0.5}}
     assert has(faults, "settings.1.optim.lrr", "Did you mean")
     same = "base: base.yaml\ndesign: list\nsettings: [{optim.lr: 1}, {optim.lr: 1.0}]\n"
     assert has(faults_of(write(same)), "are the same run")
-    assert has(faults_of(write(), {"design": "random"}), "design: got 'random'", "'grid', 'one_at_a_time' or 'list'")
+    assert has(faults_of(write(), {"design": "random"}), "design: got 'random'", "allowed: grid, one_at_a_time, list")
 
 
 def test_zipped_axes(write: Write) -> None:

@@ -29,7 +29,7 @@ POOL: dict[str, st.SearchStrategy[Any]] = {
     "filter.kind": st.sampled_from(["std", "random", "smallest", "zero_only"]),
     "algo.name": st.sampled_from(["ppo", "grpo", "rloo"]),
     "algo.std_normalize": st.booleans(),
-    "optim.updates_per_rollout": st.sampled_from([None, 6]),
+    "optim.critic_lr": st.sampled_from([1e-4, 1e-3, 1.0]),
 }
 WITH_RATIO = ("std", "random", "smallest")
 
