@@ -85,13 +85,21 @@ def worker_kill(session: Session, chance: random.Random, length: Length) -> Inje
     return Injected("killed" if session.engine == "local" else "Ray worker process")
 
 
+def _waits_for_last_words(pid: int) -> bool:
+    """Whether it is the driver's own shell of ``sweep/last_words.py``, which is none of Ray's."""
+    try:
+        return b"farewell" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def ray_kill(session: Session, chance: random.Random, length: Length) -> Injected:
     """Everything of Ray's at once: its daemons and all workers."""
     if session.engine != "ray":
         raise CannotInject("no Ray here")
     driver = session.start()
     _at_work(session, chance, length)
-    session.kill([pid for pid in session.processes() if pid != driver.pid])
+    session.kill([pid for pid in session.processes() if pid != driver.pid and not _waits_for_last_words(pid)])
     notes = ()
     try:
         driver.wait(120)
