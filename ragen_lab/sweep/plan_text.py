@@ -53,9 +53,10 @@ def _competition(sweep: Sweep) -> list[str]:
     if sweep.search.kind != "grid":
         search, known = sweep.search, sum(arm.name.startswith("#") for arm in sweep.arms)
         how = "random search" if search.kind == "random" else f"Optuna ({search.sampler})"
-        seeds = f"{search.first_seeds} to {len(sweep.seeds)}" if search.first_seeds else str(len(sweep.seeds))
+        seeds = plural(len(sweep.seeds), "seed")
+        seeds = f"{search.first_seeds} to {seeds}" if search.first_seeds else seeds
         lines.append(
-            f"Search: {search.trials} settings by {how}, {known} proposed so far, {seeds} seeds each; better: "
+            f"Search: {search.trials} settings by {how}, {known} proposed so far, {seeds} each; better: "
             f"{', '.join(f'{name} {better(name)}' for name in search.objectives)}."
         )
     if sweep.scheduler.kind != "fifo":
