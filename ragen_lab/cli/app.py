@@ -26,7 +26,7 @@ app = typer.Typer(
 Home = Annotated[
     Path, typer.Option("--home", envvar="RAGEN_LAB_HOME", help="Folder of results: trials, ledger, MLflow database.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="Where the report goes [default: reports/out/NAME.html].")]
+Out = Annotated[Path | None, typer.Option("--out", help="Where the report goes; default: reports/out/NAME.html.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=v", help="Override a knob, or a key of a sweep page. May be repeated."),
