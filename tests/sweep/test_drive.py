@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,15 @@ def test_an_interrupt_leaves_a_resumable_sweep(write: Callable[..., Path], tmp_p
     again.communicate()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A test run in the background of a shell ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_after_the_training(
     sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
