@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sqlite3
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import LEDGER_FILE, View, ended_at, reading_ledger
 from ragen_lab.sections import SCHEMA_VERSION
 from ragen_lab.sweep import design
 from ragen_lab.sweep.desk import Job
-from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.ledger import Ledger, proposals_of
 from ragen_lab.sweep.rounds import Candidate, Rounds
 from ragen_lab.sweep.search_page import DERIVED, Range, SearchSection, better, parse_constraint, rungs
-from ragen_lab.sweep.spec import Arm, Sweep, Trial
+from ragen_lab.sweep.spec import Arm, Sweep, Trial, trial_of
 from ragen_lab.sweep.ties import TieError
 
 if TYPE_CHECKING:  # optuna takes half a second to import, and most sweeps need none
@@ -137,18 +135,21 @@ def search_record(sweep: Sweep) -> dict[str, Any] | None:
     """What a reader of the ledger needs of a search; None for a sweep without one."""
     if sweep.search.kind == "grid":
         return None
-    space = {path: axis.model_dump() if isinstance(axis, Range) else axis for path, axis in sweep.space.items()}
-    return {"key": search_key(sweep), "search": sweep.search.model_dump(), "space": space}
+    return {"key": search_key(sweep), "search": sweep.search.model_dump(), "space": _plain_space(sweep)}
+
+
+def _plain_space(sweep: Sweep) -> dict[str, Any]:
+    """The axes of a search as plain data."""
+    return {path: axis.model_dump() if isinstance(axis, Range) else axis for path, axis in sweep.space.items()}
 
 
 def search_key(sweep: Sweep) -> str:
     """Names what proposals depend on, so that a changed page begins a new search; more trials do not change it."""
     assert sweep.template is not None
     search = sweep.search.model_dump(exclude={"trials", "first_seeds", "margin"})
-    space = {path: axis.model_dump() if isinstance(axis, Range) else axis for path, axis in sweep.space.items()}
     base = sweep.trials[0].cfg.identity()
     rules = [sweep.template.ties, sweep.template.constraints, [repr(each) for each in sweep.template.conditions]]
-    told = [SCHEMA_VERSION, search, space, rules, {k: v for k, v in base.items() if k != "seed"}]
+    told = [SCHEMA_VERSION, search, _plain_space(sweep), rules, {k: v for k, v in base.items() if k != "seed"}]
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -174,12 +175,6 @@ def with_proposals(sweep: Sweep, home: Path) -> Sweep:
     return replace(sweep, arms=tuple(arms), trials=tuple(trials))
 
 
-def proposals_of(ledger: sqlite3.Connection, sweep: str, key: str) -> list[dict[str, Any]]:
-    """The proposals of one search, in order."""
-    query = "SELECT * FROM proposals WHERE sweep = ? AND search = ? ORDER BY number"
-    return [dict(row) for row in ledger.execute(query, (sweep, key))]
-
-
 def _is_its_own(row: Mapping[str, Any]) -> bool:
     """Whether a proposal became a setting of its own, rather than one that was there already."""
     return str(row["arm"]).startswith(f"#{row['number']} ")
@@ -194,12 +189,7 @@ def _arm(sweep: Sweep, name: str, params: Mapping[str, Any]) -> tuple[Arm, list[
     """A setting and its trials, one per seed. Raises ConfigError and TieError."""
     assert sweep.template is not None
     changes, cfg = sweep.template.resolve(dict(params), name)
-    return Arm(name, changes, True), [_trial(name, seed, cfg) for seed in sweep.seeds]
-
-
-def _trial(arm: str, seed: int, cfg: RunConfig) -> Trial:
-    seeded = cfg.model_copy(update={"seed": seed})
-    return Trial(arm, seed, seeded, seeded.trial_id())
+    return Arm(name, changes, True), [trial_of(name, seed, cfg) for seed in sweep.seeds]
 
 
 @dataclass

@@ -76,6 +76,12 @@ def _home_errors(home: Path) -> Iterator[None]:
         ) from error
 
 
+def proposals_of(ledger: sqlite3.Connection, sweep: str, search: str) -> list[dict[str, Any]]:
+    """The proposals of one search, in order."""
+    query = "SELECT * FROM proposals WHERE sweep = ? AND search = ? ORDER BY number"
+    return [dict(row) for row in ledger.execute(query, (sweep, search))]
+
+
 class Ledger:
     """A connection of one thread. Every change is one transaction. Raises HomeError."""
 
@@ -237,8 +243,8 @@ class Ledger:
 
     def proposals(self, sweep: str, search: str) -> list[dict[str, Any]]:
         """The proposals of one search, in order."""
-        rows = self._read("SELECT * FROM proposals WHERE sweep = ? AND search = ? ORDER BY number", (sweep, search))
-        return [dict(row) for row in rows]
+        with _home_errors(self.home):
+            return proposals_of(self._database, sweep, search)
 
     def ask(self, sweep: str, trial_ids: Sequence[str], until: int) -> None:
         """Remember how far trials are asked to come, before they are."""

@@ -12,7 +12,8 @@ from typing import Any
 from ragen_lab.errors import ConfigError
 from ragen_lab.report.searched import Searched, Setting
 from ragen_lab.runs import Run, RunTable, View, from_home, reading_ledger, sweep_record
-from ragen_lab.sweep.compete import Result, as_known, proposals_of
+from ragen_lab.sweep.compete import Result, as_known
+from ragen_lab.sweep.ledger import proposals_of
 from ragen_lab.sweep.search import Known, State, importances, pareto, write_journal
 from ragen_lab.sweep.search_page import Range, SearchSection, better
 

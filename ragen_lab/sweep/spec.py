@@ -69,6 +69,12 @@ class Trial:
     trial_id: str
 
 
+def trial_of(arm: str, seed: int, cfg: RunConfig) -> Trial:
+    """An arm's config with a seed. Both have been validated: once per arm, not per seed."""
+    seeded = cfg.model_copy(update={"seed": seed})
+    return Trial(arm, seed, seeded, seeded.trial_id())
+
+
 @dataclass(frozen=True)
 class Sweep:
     """A resolved page: every trial complete. ``trials``: the first seed of every arm comes first.
@@ -225,7 +231,7 @@ class _Resolver:
             if resolved and self.space:
                 self.faults += space_faults(self.space, template)
             if not self.faults:
-                trials = [self._trial(arm.name, seed, cfg) for seed in seeds for arm, cfg in resolved]
+                trials = [trial_of(arm.name, seed, cfg) for seed in seeds for arm, cfg in resolved]
                 self._check_distinct(trials)
         if self.faults:
             raise ConfigError(str(self.file), self.faults)
@@ -426,10 +432,6 @@ class _Resolver:
             except ties.TieError as error:
                 raise ConfigError("", [f"constraints: {section.require}: {error}"]) from None
         return None
-
-    def _trial(self, arm: str, seed: int, cfg: RunConfig) -> Trial:
-        seeded = cfg.model_copy(update={"seed": seed})  # both have been validated: once per arm, not per seed
-        return Trial(arm, seed, seeded, seeded.trial_id())
 
     def _check_distinct(self, trials: list[Trial]) -> None:
         owner: dict[str, Trial] = {}
