@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 
 import jinja2
@@ -17,24 +16,9 @@ from ragen_lab.findings.base import FindingResult, Verdict
 from ragen_lab.findings.tables import outcomes_of, standard_tables, survival_table
 from ragen_lab.metrics import METRICS
 from ragen_lab.report import data, figures, panels, searched, tables, words
+from ragen_lab.report.parts import TEMPLATE, page_parts
 from ragen_lab.report.searched import Searched
 from ragen_lab.runs import RunTable
-
-TEMPLATE = "report.html.j2"
-PARTS = (TEMPLATE, "style.css", "scheme.js")
-
-
-def page_parts() -> dict[str, str]:
-    """Template, style and script: from the installed package, else from the checkout's reports/ folder."""
-    packed = files("ragen_lab").joinpath("_pages", "reports")
-    checkout = Path(__file__).resolve().parents[2] / "reports"
-    for folder in (packed, checkout):
-        if all(folder.joinpath(part).is_file() for part in PARTS):
-            return {part: folder.joinpath(part).read_text(encoding="utf-8") for part in PARTS}
-    raise HomeError(
-        f"the report's template was not found: looked for {', '.join(PARTS)} in {packed} and in {checkout}. "
-        "Reinstall ragen-lab, or run it from a whole checkout."
-    )
 
 
 def write_report(
@@ -48,12 +32,14 @@ def write_report(
     generated: str | None = None,
     findings: Sequence[int] | None = None,
     search: Searched | None = None,
+    inputs: str = "",
 ) -> Path:
     """Write the report of ``sweep`` to the file ``out`` and return its path.
 
     ``findings``: numbers that the sweep's page names; they are judged first even where they cannot be tested yet.
     ``search``: what a search of settings has found, where the sweep was one.
     ``command``: what made the runs, to be repeated by the reader. ``generated``: a time stamp, for reproducible files.
+    ``inputs``: the fingerprint of what it was written from (report/inputs.py), to know later whether it still stands.
     Raises HomeError if the file cannot be written or the templates are missing.
     """
     text = report_html(
@@ -65,6 +51,7 @@ def write_report(
         generated=generated,
         findings=findings,
         search=search,
+        inputs=inputs,
     )
     out = Path(out)
     try:
@@ -99,6 +86,7 @@ def report_html(
     generated: str | None = None,
     findings: Sequence[int] | None = None,
     search: Searched | None = None,
+    inputs: str = "",
 ) -> str:
     """The whole page as text."""
     parts = page_parts()
@@ -131,6 +119,7 @@ def report_html(
         sweep=sweep,
         generated=generated or datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=ragen_lab.__version__,
+        inputs=inputs,
         style=parts["style.css"],
         scheme=parts["scheme.js"],
         plotly=figures.plotly_javascript() if any(every_panel.values()) else "",

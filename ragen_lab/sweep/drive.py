@@ -24,6 +24,7 @@ from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingErro
 from ragen_lab.mirror import default_uri, uri_fault
 from ragen_lab.mirror_folders import lacking_libraries
 from ragen_lab.provenance import redact
+from ragen_lab.report.inputs import fingerprint, stands
 from ragen_lab.runs import View, from_home, from_mlflow, look, sweep_record
 from ragen_lab.sweep import control, local, rerun
 from ragen_lab.sweep.board import SUCCESS, Board, last_value, plural
@@ -119,6 +120,7 @@ class _Driver:
         self.interrupted = False
         self.attempts: dict[str, int] = {}
         self._ledger_ails = False
+        self._report_stands = False
         self._competition: Competition | None = None
         in_process = options.engine == "local" and options.workers == 0
         self.listener = control.Listener(home, sweep.name, self.stop, self._at_work, in_process)
@@ -319,7 +321,9 @@ class _Driver:
 
     def _report(self) -> str | None:
         try:
-            return str(report_of(self.home, self.sweep.name, self.options.out, self.options.command))
+            name, out, command = self.sweep.name, report_file(self.sweep.name, self.options.out), self.options.command
+            self._report_stands = stands(out, fingerprint(self.home, name, command))
+            return str(out if self._report_stands else report_of(self.home, name, out, command))
         except RagenLabError as error:
             self.say(f"The report could not be written: {error}", "red")
             return None
@@ -350,7 +354,7 @@ class _Driver:
             self.say(f"Failed: {name}: {entry.view.stop_reason} Its log: {log}", "red")
         self.say(f"{self.board.counts()}. Everything is in {self.home}.")
         if report:
-            self.say(f"Report: {report}")
+            self.say(f"Report: {report}" + (" (up to date, left as it was)" if self._report_stands else ""))
         if run_ids:
             at_home = self.home == Path(".ragen-lab").absolute()
             own = mlflow_uri(entries[0].trial.cfg, self.home) == default_uri(self.home)
@@ -420,11 +424,14 @@ def report_of(home: Path, sweep: str, out: Path | None = None, command: str = ""
     from ragen_lab.findings.registry import evaluate_all
     from ragen_lab.report.render import write_report
 
-    search = None
+    search, inputs = None, ""
     if uri is None:
         record = sweep_record(home, sweep)
-        runs, warnings, numbers = from_home(home, sweep), record["warnings"], record["findings"]
         command = command or record["command"]
+        inputs = fingerprint(home, sweep, command)  # first: what changes while we read makes the report an old one
+        runs, warnings, numbers = from_home(home, sweep), record["warnings"], record["findings"]
+        if any(run.status not in ("finished", "collapsed", "pruned") for run in runs):
+            inputs = ""  # what is shown of an unfinished trial hangs on more than its files
         if record.get("search"):  # a sweep without one need not load Optuna
             from ragen_lab.sweep.searched import summary
 
@@ -439,18 +446,23 @@ def report_of(home: Path, sweep: str, out: Path | None = None, command: str = ""
                 f"{error}\nCheck the address and that the server runs, then repeat the command; or leave out --mlflow "
                 f"to read the home."
             ) from error
-    target = out or Path("reports") / "out" / f"{sweep}.html"
     results = evaluate_all(runs)
     return write_report(
         runs,
         results,
-        target.absolute(),
+        report_file(sweep, out),
         sweep=sweep,
         warnings=warnings,
         command=command,
         findings=numbers,
         search=search,
+        inputs=inputs,
     )
+
+
+def report_file(sweep: str, out: Path | None = None) -> Path:
+    """Where the report of a sweep is written: ``out``, else below the working directory."""
+    return (out or Path("reports") / "out" / f"{sweep}.html").absolute()
 
 
 def own_terminal() -> Console:

@@ -34,7 +34,7 @@ def leaving(sweep: Sweep, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str
     A page without arms of its own (``grows``) loses only those of an arm whose settings have changed.
     """
     asked = {trial.trial_id for trial in sweep.trials}
-    arms = {trial.arm: trial.cfg.config_id() for trial in sweep.trials}
+    arms = {trial.arm: trial.cfg.config_id() for trial in sweep.trials} if sweep.grows else {}
     return [
         row
         for row in rows

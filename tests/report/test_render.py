@@ -16,7 +16,7 @@ import pytest
 from ragen_lab.errors import HomeError
 from ragen_lab.findings import finding_4_filtering
 from ragen_lab.findings.base import FindingResult, Verdict
-from ragen_lab.report import data, figures, render, tables, words
+from ragen_lab.report import data, figures, parts, render, tables, words
 from ragen_lab.report.tables import provenance
 from ragen_lab.runs import RunTable
 
@@ -248,9 +248,9 @@ def test_written_whole_or_not_at_all(runs: RunTable, judge: Judge, tmp_path: Pat
 
 
 def test_a_missing_template_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "PARTS", ("absent.html.j2",))
+    monkeypatch.setattr(parts, "PARTS", ("absent.html.j2",))
     with pytest.raises(HomeError, match=r"absent\.html\.j2"):
-        render.page_parts()
+        parts.page_parts()
 
 
 def test_differing_code_versions_are_a_warning(runs: RunTable, judge: Judge) -> None:
@@ -303,7 +303,7 @@ def test_numbers_for_reading(value: float, text: str) -> None:
 
 
 def test_every_verdict_has_its_words_and_colour() -> None:
-    style = render.page_parts()["style.css"]
+    style = parts.page_parts()["style.css"]
     for verdict in Verdict:
         assert words.MEANINGS[verdict]
         assert words.SYMBOLS[verdict]
