@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,12 @@ class RunConfig(Section):
 
 def horizon_knobs(cfg: RunConfig) -> list[str]:
     """The knobs by which train.iterations reaches the numbers: with one of them a longer run is another run."""
-    schedules = {"optim.schedule": cfg.optim.schedule, "algo.entropy_schedule": cfg.algo.entropy_schedule}
-    return [path for path, value in schedules.items() if value == "linear"]
+    return scheduled({"optim.schedule": cfg.optim.schedule, "algo.entropy_schedule": cfg.algo.entropy_schedule})
+
+
+def scheduled(leaves: Mapping[str, Any]) -> list[str]:
+    """Of a run's flat parameters, those by which train.iterations reaches the numbers."""
+    return [path for path in ("optim.schedule", "algo.entropy_schedule") if leaves.get(path) == "linear"]
 
 
 def _digest(value: Any) -> str:

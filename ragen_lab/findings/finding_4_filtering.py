@@ -55,6 +55,7 @@ claim = "Filtering low-variance prompt groups improves stability (fewer or later
 
 RATIO, KIND, UPDATES = "filter.keep_ratio", "filter.kind", "optim.updates_per_rollout"
 DESIGN = (RATIO, KIND, UPDATES)
+KEEPS_A_SHARE = ("std", "random", "smallest")  # the other kinds filter whatever the keep ratio says
 
 STABILITY = "stability: trend over keep ratios (log-rank, permuted within seed)"
 EFFICIENCY = "efficiency: seconds per iteration over keep ratios (Jonckheere, permuted within seed)"
@@ -103,8 +104,8 @@ def evaluate(runs: RunTable, sesoi: Sesoi | None = None) -> FindingResult:
     """Judge the claim on ``runs``; arms are found from their parameters, never from their labels."""
     sesoi = sesoi or Sesoi()
     usable, warnings = usable_runs(runs)
-    usable = [run for run in usable if RATIO in run.params]
-    groups = [s for s in strata(usable, DESIGN) if len({float(run.params[RATIO]) for run in s.runs}) >= 2]
+    usable = [run for run in usable if RATIO in run.params and run.params.get(KIND, "std") in KEEPS_A_SHARE]
+    groups = [stratum for stratum in strata(usable, DESIGN) if _rungs(stratum) >= 2]
     if not groups:
         return _nothing_to_test(usable, warnings)
 
@@ -141,7 +142,7 @@ def evaluate(runs: RunTable, sesoi: Sesoi | None = None) -> FindingResult:
 
 
 def _nothing_to_test(usable: Sequence[Run], warnings: Sequence[str]) -> FindingResult:
-    found = sorted({float(run.params[RATIO]) for run in usable}, reverse=True)
+    found = sorted({ratio for _, kind, ratio in map(_arm, usable) if kind == "std"}, reverse=True)
     have = f"found {', '.join(f'{r:g}' for r in found)}" if found else "found none"
     need = f"At least two values of {RATIO} (say 1.0, 0.5, 0.25) in runs that are equal in everything else but the seed"
     return FindingResult(
@@ -154,12 +155,31 @@ def _nothing_to_test(usable: Sequence[Run], warnings: Sequence[str]) -> FindingR
 # The arms ----------------------------------------------------------------------------------------------
 
 
+def _arm(run: Run) -> tuple[int | None, str, float]:
+    """(updates per rollout, kind, keep ratio); where all is kept, it does not matter how."""
+    ratio = float(run.params[RATIO])
+    return run.params.get(UPDATES), "std" if ratio == 1 else str(run.params.get(KIND, "std")), ratio
+
+
+def _rungs(group: Stratum) -> int:
+    """Keep ratios that the longest ladder of ``group`` has."""
+    return max(map(len, _ladders(group.runs).values()), default=0)
+
+
+def _ladders(runs: Sequence[Run]) -> dict[int | None, set[float]]:
+    found: dict[int | None, set[float]] = {}
+    for updates, kind, ratio in map(_arm, runs):
+        if kind == "std":
+            found.setdefault(updates, set()).add(ratio)
+    return found
+
+
 def _design(group: Stratum, horizon: int, fall: float | None) -> Design:
     by_arm: dict[tuple[int | None, str, float], list[Outcome]] = {}
-    for run in group.runs:
-        ratio = float(run.params[RATIO])
-        kind = "std" if ratio == 1 else str(run.params.get(KIND, "std"))  # keeping all, it does not matter how
-        by_arm.setdefault((run.params.get(UPDATES), kind, ratio), []).append(outcome(run, horizon, fall))
+    for run in sorted(group.runs, key=lambda run: run.params.get(KIND, "std") != "std"):
+        arm = by_arm.setdefault(_arm(run), [])
+        if run.seed not in {other.run.seed for other in arm}:  # a control that keeps all repeats the unfiltered run
+            arm.append(outcome(run, horizon, fall))
 
     def ladder(updates: int | None) -> dict[float, list[Outcome]]:
         found = {ratio: arm for (u, kind, ratio), arm in by_arm.items() if u == updates and kind == "std"}

@@ -7,13 +7,13 @@ verdict that depends on the reading is inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from ragen_lab.config import RunConfig, build
+from ragen_lab.config import RunConfig, build, scheduled
 from ragen_lab.detect.level import CollapseStatus, collapse_of_rows
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import Run, RunTable
@@ -165,23 +165,40 @@ def usable_runs(runs: RunTable) -> tuple[list[Run], list[str]]:
 
 def strata(runs: Iterable[Run], design: Sequence[str]) -> list[Stratum]:
     """Sort runs by all that is neither the seed, nor in ``design`` (dotted paths), nor without effect."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for run in runs:
-        groups.setdefault(repr(_fixed(run, design)), []).append(run)
-    firsts = [(_fixed(members[0], design), members) for members in groups.values()]
+        fixed = _fixed(run, design)
+        groups.setdefault(repr(sorted(fixed.items())), (fixed, []))[1].append(run)
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for fixed, _ in groups.values():
+        kinds.setdefault(_environment(fixed), []).append(fixed)
+    varying = {name: _varying(peers) for name, peers in kinds.items()}
     found = []
-    for fixed, members in firsts:
-        environment = str(dict(fixed).get("env.name", "unknown"))
-        peers = [dict(other) for other, _ in firsts if dict(other).get("env.name", "unknown") == environment]
-        differs = [f"{path}={value}" for path, value in fixed if any(peer.get(path) != value for peer in peers)]
+    for fixed, members in groups.values():
+        environment = _environment(fixed)
+        differs = [f"{path}={fixed[path]}" for path in sorted(fixed) if path in varying[environment]]
         label = f"{environment} ({', '.join(differs)})" if differs else environment
         found.append(Stratum(label, environment, tuple(members)))
     return sorted(found, key=lambda stratum: stratum.label)
 
 
-def _fixed(run: Run, design: Sequence[str]) -> tuple[tuple[str, Any], ...]:
-    free = FREE - {"train.iterations"} if run.params.get("optim.schedule", "constant") != "constant" else FREE
-    return tuple(sorted((path, value) for path, value in run.params.items() if path not in free and path not in design))
+def _environment(params: Mapping[str, Any]) -> str:
+    return str(params.get("env.name", "unknown"))
+
+
+def _varying(params: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Paths at which not all of ``params`` are equal."""
+    first = params[0]
+    return {
+        path
+        for path in {path for each in params for path in each}
+        if any(each.get(path) != first.get(path) for each in params)
+    }
+
+
+def _fixed(run: Run, design: Sequence[str]) -> dict[str, Any]:
+    free = FREE - {"train.iterations"} if scheduled(run.params) else FREE
+    return {path: value for path, value in run.params.items() if path not in free and path not in design}
 
 
 def horizon_of(runs: Iterable[Run]) -> int:

@@ -397,7 +397,12 @@ def smallest_p_within_blocks(blocks: int, arms: int = 2) -> float:
 
 
 def seeds_needed(arms: int, environments: int = 1, alpha: float = ALPHA) -> int:
-    """Seeds per arm from which a within-block test over all environments can reach ``alpha``."""
+    """Seeds per arm from which a within-block test over all environments can reach ``alpha``.
+
+    Raises ValueError for fewer than two arms, which no number of seeds tells apart.
+    """
+    if arms < 2:
+        raise ValueError(f"no number of seeds makes a test of {arms} arm")
     seeds = 1
     while smallest_p_within_blocks(seeds * environments, arms) > alpha:
         seeds += 1

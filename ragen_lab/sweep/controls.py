@@ -88,7 +88,8 @@ def _finding_3(configs: Sequence[RunConfig]) -> Iterator[Note]:
 
 def _finding_4(configs: Sequence[RunConfig]) -> Iterator[Note]:
     """Filtering: does the variance matter, or only that fewer groups and updates are left?"""
-    ratios = {cfg.filter.keep_ratio for cfg in configs if cfg.filter.kind == "std"}
+    ladder = [cfg for cfg in configs if cfg.filter.kind == "std"]
+    ratios = {cfg.filter.keep_ratio for cfg in ladder}
     if len(ratios) < 2:
         yield Note(
             "finding_4_levels",
@@ -102,8 +103,8 @@ def _finding_4(configs: Sequence[RunConfig]) -> Iterator[Note]:
             "finding 4 has no random-drop control (filter.kind: random at one of the keep ratios): whether the choice "
             "of groups matters, or only that there are fewer, cannot be told.",
         )
-    steps = {steps_per_iteration(cfg) for cfg in configs if cfg.filter.keep_ratio == max(ratios)}
-    if not any(cfg.filter.keep_ratio == least and steps_per_iteration(cfg) in steps for cfg in configs):
+    steps = {steps_per_iteration(cfg) for cfg in ladder if cfg.filter.keep_ratio == max(ratios)}
+    if not any(cfg.filter.keep_ratio == least and steps_per_iteration(cfg) in steps for cfg in ladder):
         yield Note(
             "finding_4_updates",
             f"finding 4 has no control with as many updates as the unfiltered arm (keep ratio {least:g} with "

@@ -249,8 +249,9 @@ def _more_than_the_axis(sweep: Sweep, lines: Sequence[Line]) -> Iterator[Note]:
 
 
 def _named_arms(sweep: Sweep) -> Iterator[Note]:
-    """A named arm that departs from every other arm in more than one knob has no one to be compared with."""
-    named = [arm for arm in sweep.arms if not arm.grid]
+    """A named arm, or a listed setting, that departs from every other arm in more than one knob has no one to be
+    compared with."""
+    named = [arm for arm in sweep.arms if sweep.listed or not arm.grid]
     leaves = {arm.name: sweep.cfg_of(arm.name).identity() for arm in sweep.arms if named}
     for arm in named:
         differences = {name: _apart(leaves[arm.name], theirs) for name, theirs in leaves.items() if name != arm.name}

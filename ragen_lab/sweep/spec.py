@@ -106,6 +106,7 @@ class Sweep:
     left_out: tuple[str, ...] = ()
     accept: dict[str, str] = field(default_factory=dict)  # rule of the linter -> why its warnings are accepted
     overridden: bool = False  # by --set: an accepted warning may then be gone
+    listed: bool = False  # the arms are a list of settings: nothing says that they differ in one axis
     grows: bool = False  # trials that earlier calls asked for stay in it
 
     def cfg_of(self, arm: str) -> RunConfig:
@@ -259,6 +260,7 @@ class _Resolver:
             left_out=tuple(self.left_out),
             accept=dict(page.accept),
             overridden=self.overridden,
+            listed=page.design == "list",
         )
 
     def _told(self, found: tuple[T, list[str]]) -> T:

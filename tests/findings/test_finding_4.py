@@ -372,3 +372,31 @@ def test_a_null_is_seldom_supported(make, table) -> None:
         result = f4.evaluate(table(runs))
         supported += line(result, f4.STABILITY).verdict is Verdict.SUPPORTED
     assert supported <= 5
+
+
+@pytest.mark.parametrize("kind", ["top_p", "top_k", "min_p", "zero_only"])
+def test_a_filter_without_a_keep_ratio_is_no_rung(ladder, controls, table, kind: str) -> None:
+    """These filter whatever filter.keep_ratio says: at 1 they are not the arm that keeps all."""
+    runs = ladder(EARLY, 5) + controls(5)
+    others = ladder({1.0: None}, 5, {"filter.kind": kind}, only=(1.0,), final=0.9)
+    with_them, without = f4.evaluate(table(runs + others)), f4.evaluate(table(runs))
+    assert with_them.verdict is without.verdict is Verdict.SUPPORTED
+    assert with_them.tests == without.tests
+    instead = f4.evaluate(table(others + ladder(EARLY, 5, only=(0.5,))))
+    assert instead.verdict is Verdict.NOT_TESTABLE
+    assert "found 50 %" in instead.headline or "found 0.5" in instead.headline
+
+
+@pytest.mark.parametrize("kind", ["random", "smallest"])
+def test_the_controls_at_ratio_one_keep_all(ladder, controls, table, kind: str) -> None:
+    runs = ladder(EARLY, 5, only=(0.5, 0.25)) + controls(5)
+    ends = ladder(EARLY, 5, {"filter.kind": kind}, only=(1.0,))
+    plain = ladder(EARLY, 5, only=(1.0,))
+    assert f4.evaluate(table(ends + runs)).verdict is f4.evaluate(table(plain + runs)).verdict is Verdict.SUPPORTED
+
+
+def test_a_control_alone_makes_no_ladder(ladder, table) -> None:
+    runs = ladder(EARLY, 3, only=(1.0,)) + ladder({0.5: 10}, 3, {"filter.kind": "random"}, only=(0.5,))
+    result = f4.evaluate(table(runs))
+    assert result.verdict is Verdict.NOT_TESTABLE
+    assert not result.tests

@@ -59,6 +59,46 @@ def test_the_papers_filter_sweep_has_three_confounds_and_all_are_named(write: Wr
     assert all(text in shown for text in (steps, clip, base))
 
 
+AS_A_LIST = """
+base: base.yaml
+findings: [4]
+design: list
+settings:
+  - {filter.keep_ratio: 1.0, algo.kl.place: reward, algo.clip_high: 0.2}
+  - {filter.keep_ratio: 0.75}
+  - {filter.keep_ratio: 0.5}
+  - {filter.keep_ratio: 0.25}
+seeds: 5
+on_collapse: continue
+"""
+
+
+def test_the_papers_filter_sweep_as_a_list_of_settings(write: Write) -> None:
+    """The page may be written otherwise: the confounds are the same."""
+    sweep = load_sweep(write(AS_A_LIST))
+    (steps,) = texts(sweep, "optimizer_steps")
+    assert "0.75: 3, 0.5: 2, 0.25: 1" in steps
+    assert texts(sweep, "clip_inert")
+    (base,) = texts(sweep, "differs_in_more")
+    assert "in 3 knobs" in base
+    assert "algo.clip_high, algo.kl.place: KL, clip range and critic each move the peak" in base
+    plain = AS_A_LIST.replace(", algo.kl.place: reward, algo.clip_high: 0.2", "")
+    assert texts(load_sweep(write(plain)), "differs_in_more") == []
+
+
+@pytest.mark.parametrize("kind", ["zero_only", "random", "smallest"])
+def test_only_a_rung_of_the_ladder_can_control_its_updates(sweep_of: Make, kind: str) -> None:
+    """zero_only takes up to as many steps as the unfiltered arm, at any keep ratio; it is no control of them."""
+    other = {"filter.kind": kind, "filter.keep_ratio": 0.25, "optim.updates_per_rollout": 4}
+    page = {"findings": [4], "axes": {"filter.keep_ratio": [1.0, 0.25]}}
+    assert texts(sweep_of(**page, arms={"other": other}), "finding_4_updates")
+    same = {"filter.keep_ratio": 0.25, "optim.updates_per_rollout": 4}
+    assert texts(sweep_of(**page, arms={"other": other, "same": same}), "finding_4_updates") == []
+    unlike = {"filter.kind": kind, "filter.keep_ratio": 1.0, "optim.updates_per_rollout": 2}
+    half = {"filter.keep_ratio": 0.25, "optim.updates_per_rollout": 2}  # as many as unlike, not as the unfiltered
+    assert texts(sweep_of(**page, arms={"unlike": unlike, "half": half}), "finding_4_updates")
+
+
 def test_the_same_sweep_with_its_confounds_taken_out(write: Write) -> None:
     mended = PAPER.replace(", algo: {clip_high: 0.2, kl: {place: reward}}", "")
     sweep = load_sweep(write(mended), {"optim.updates_per_rollout": 4})
