@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 # Read when ray is imported, so they come first. Nothing leaves the machine, nothing litters the folders.
@@ -33,6 +34,7 @@ for _key, _value in {
 
 import ray  # noqa: E402
 from ray import tune  # noqa: E402
+from ray._private import utils as ray_utils  # noqa: E402
 from ray.tune.search import Searcher  # noqa: E402
 
 from ragen_lab.errors import ConfigError, HomeError  # noqa: E402
@@ -243,6 +245,16 @@ def _wakeable() -> Iterator[None]:
 
 @contextmanager
 def _cluster(address: str | None, scratch: Path) -> Iterator[None]:
+    try:
+        with _held():
+            _start(address, scratch)
+        yield
+    finally:
+        with _held():
+            ray.shutdown()
+
+
+def _start(address: str | None, scratch: Path) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
     try:
         if address is None:
@@ -258,16 +270,42 @@ def _cluster(address: str | None, scratch: Path) -> Iterator[None]:
         else:
             ray.init(address=address, **quiet)
     except Exception as error:  # of a machine too busy to start its daemons within 30 s, Ray raises just that
-        ray.shutdown()
         where = "on this machine" if address is None else f"at {address}"
         raise HomeError(
             f"Ray could not be started {where}: {str(error).splitlines()[0].rstrip('.')}. On a busy machine, try again "
             f"later. Sweeps run without Ray too: add --local."
         ) from error
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and our own wake-up wait until the block is over: raised amid the start or the end of Ray, whose
+    core is not Python, they abort the process or leave its daemons behind. Who interrupts twice need not wait.
+
+    Ray's handler of SIGTERM, which exits, never comes in place of ours.
+    """
+    waiting: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, _WAKE)}
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        waiting.append(number)
+        handler = before[signal.Signals(number)]
+        if len(waiting) > 1 and callable(handler):
+            handler(number, frame)
+
+    rays = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda handler: None
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, hold)
     try:
         yield
     finally:
-        ray.shutdown()
+        ray_utils.set_sigterm_handler = rays
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if waiting:
+        raise KeyboardInterrupt
 
 
 @contextmanager

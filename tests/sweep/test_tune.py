@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import threading
 import time
@@ -9,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ray._private import utils as ray_utils
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import from_home
@@ -101,6 +104,46 @@ def test_an_interrupt_under_ray(write: Callable[..., Path], tmp_path: Path) -> N
     again = start_driver(tmp_path, file, home)
     _, errors = again.communicate(timeout=60)
     assert again.returncode == 0, errors
+
+
+@pytest.mark.parametrize("after", [0.5, 1.5, 2.5, 4.0])
+def test_sigterm_while_ray_starts(write: Callable[..., Path], tmp_path: Path, after: float) -> None:
+    """Its core is not Python: an exception raised amid its start aborts the process, and Ray's own handler exits."""
+    home, file = tmp_path / "home", write()
+    driver = start_driver(tmp_path, file, home, "ray", sleep=0.3)
+    assert driver.stderr is not None
+    assert driver.stderr.readline().startswith("Sweep ")
+    time.sleep(after)
+    driver.terminate()
+    _, errors = driver.communicate(timeout=60)
+    assert driver.returncode == 130, errors
+    assert "Interrupted" in errors
+    assert "Traceback" not in errors
+
+
+def signalled(times: int, reached: list[int]) -> None:
+    with tune._held():
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGTERM)
+        reached.append(times)
+
+
+def test_an_interrupt_waits_for_the_end_of_a_held_block() -> None:
+    """A first one; a second one need not, and the handlers are what they were."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for times, reaches_its_end in ((1, True), (2, False)):
+            reached: list[int] = []
+            with pytest.raises(KeyboardInterrupt):
+                signalled(times, reached)
+            assert bool(reached) is reaches_its_end
+        with tune._held():
+            ray_utils.set_sigterm_handler(signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_a_budget_under_ray(sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
