@@ -293,7 +293,9 @@ class OptimSection(Section):
     updates_per_rollout: Count | None = knob(
         None, "Split the kept trajectories evenly into exactly this many optimizer steps; null = by minibatch."
     )
-    micro_batch: Count = knob(32, "Trajectories per forward pass; memory only, the gradient is the same.")
+    micro_batch: Count = knob(
+        32, "Trajectories per forward pass; memory only, the gradient is the same up to rounding."
+    )
     schedule: Literal["constant", "linear"] = knob(
         "constant", "Learning rate over iterations: 'constant', or 'linear' down to 0 at train.iterations."
     )

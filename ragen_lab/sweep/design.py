@@ -163,7 +163,12 @@ def as_knobs(changes: Mapping[str, Any]) -> Changes:
 
 def as_knob(path: str, value: Any) -> Any:
     """A whole number for a knob of fractions becomes one: 1 and 1.0 are the same value and have the same label."""
-    return float(value) if type(value) is int and path in _fractions() else value
+    return float(value) if type(value) is int and is_fraction(path) else value
+
+
+def is_fraction(path: str) -> bool:
+    """Whether a knob's values need not be whole numbers."""
+    return path in _fractions()
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import Any
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError
+from ragen_lab.sweep.design import is_fraction
 from ragen_lab.sweep.page_keys import SweepPage
 from ragen_lab.sweep.search_page import Range, rungs
 from ragen_lab.sweep.template import Template
@@ -33,8 +34,24 @@ def without_space(page: SweepPage) -> tuple[SweepPage, dict[str, Any], list[str]
         faults.append("zip: a search varies every axis by itself; tie knobs together with ties.")
     if page.design != "grid":
         faults.append(f"design: {page.design} is a list of arms, and a search proposes its own; leave one of them out.")
+    faults += [fault for path in ranges if (fault := _steps_fault(path, page.axes[path])) is not None]
     fixed = page.model_copy(update={"axes": {}, "zip": [], "when": {}, "design": "grid"})
-    return fixed, dict(page.axes), faults
+    return fixed, {path: _typed(path, axis) for path, axis in page.axes.items()}, faults
+
+
+def _typed(path: str, axis: Any) -> Any:
+    """From 0 to 1 of a knob that need not be whole is everything between, however its ends are written."""
+    if not isinstance(axis, Range) or not is_fraction(path):
+        return axis
+    step = None if axis.step is None else float(axis.step)
+    return axis.model_copy(update={"low": float(axis.low), "high": float(axis.high), "step": step})
+
+
+def _steps_fault(path: str, axis: Any) -> str | None:
+    numbers = (axis.low, axis.high, 1 if axis.step is None else axis.step)
+    if is_fraction(path) or all(isinstance(number, int) for number in numbers):
+        return None
+    return f"axes.{path}: takes whole numbers, so low, high and step must be whole, for example {{low: 1, high: 8}}."
 
 
 def space_faults(space: dict[str, Any], template: Template) -> list[str]:

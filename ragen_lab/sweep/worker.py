@@ -266,8 +266,8 @@ def _find(reference: str) -> Any:
 
 
 _LESS_MEMORY = (
-    "lower what takes memory: optim.micro_batch (changes no number), rollout.max_context, rollout.prompts or "
-    "rollout.responses"
+    "lower what takes memory: optim.micro_batch (the gradient stays the same up to rounding), rollout.max_context, "
+    "rollout.prompts or rollout.responses; with another setting it is another trial, which starts anew"
 )
 
 

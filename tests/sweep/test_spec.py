@@ -278,3 +278,18 @@ def test_too_many_seeds_are_refused_at_once(write: Write) -> None:
     faults = faults_of(write(), {"seeds": 100_000})
     assert has(faults, "seeds: got 100000; at most 1000")
     assert len(load_sweep(write(), {"seeds": 1000}).trials) == 2000
+
+
+def test_a_range_of_a_fractional_knob_is_no_choice_of_whole_numbers(write: Write) -> None:
+    """low: 0, high: 1 of a fraction is everything between, as 0.0 and 1.0 are."""
+    page = "base: base.yaml\nsearch: {kind: random, trials: 5}\naxes: {optim.weight_decay: {low: 0, high: 1}}\n"
+    space = load_sweep(write(page)).space["optim.weight_decay"]
+    assert not space.whole
+    assert (
+        space == load_sweep(write(page.replace("low: 0, high: 1", "low: 0.0, high: 1.0"))).space["optim.weight_decay"]
+    )
+    whole = page.replace("optim.weight_decay: {low: 0, high: 1}", "rollout.prompts: {low: 2, high: 8, step: 2}")
+    assert load_sweep(write(whole)).space["rollout.prompts"].whole
+    for wrong in ("{low: 2.0, high: 8}", "{low: 2, high: 8.5}", "{low: 2, high: 8, step: 0.5}"):
+        with pytest.raises(ConfigError, match=r"axes\.rollout\.prompts: takes whole numbers"):
+            load_sweep(write(whole.replace("{low: 2, high: 8, step: 2}", wrong)))
