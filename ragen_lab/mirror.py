@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _MLFLOW_QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
-    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # its errors are raised too, and told by us without their tracebacks
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # The default is seven retries with doubling waits: minutes of silence for a server that is gone.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",

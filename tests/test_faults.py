@@ -75,6 +75,26 @@ def test_a_real_fault_and_a_doctored_sweep(tmp_path: Path, monkeypatch: pytest.M
     damage = Damage()
     compare_mlflow(default_uri(home), home, SWEEP, truth, damage)
     assert (damage.duplicates, damage.missing) == (1, 1)  # a point moved onto its neighbour
+    moved = damage.differing
+
+    spoilt = 0
+    for change in ("value = value + 1", "timestamp = timestamp + 1"):
+        with sqlite3.connect(home / "mlflow.db") as database:
+            point = database.execute(
+                "SELECT run_uuid, key, step FROM metrics WHERE key = 'eval/success' AND step = ?", (6 + spoilt,)
+            ).fetchone()
+            database.execute(f"UPDATE metrics SET {change} WHERE (run_uuid, key, step) = (?, ?, ?)", point)
+        database.close()
+        damage, spoilt = Damage(), spoilt + 1
+        compare_mlflow(default_uri(home), home, SWEEP, truth, damage)
+        assert damage.differing == spoilt + moved
+
+    with sqlite3.connect(home / "mlflow.db") as database:
+        database.execute("UPDATE runs SET status = 'KILLED' WHERE run_uuid NOT IN (SELECT run_uuid FROM metrics)")
+    database.close()
+    damage = Damage()
+    compare_mlflow(default_uri(home), home, SWEEP, truth, damage)
+    assert damage.faults == ["MLflow calls the sweep KILLED"]
 
     other = dict.fromkeys(status, "finished")
     lacking = {**rows, trial: rows[trial][:-2]}

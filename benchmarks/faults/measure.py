@@ -7,8 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ragen_lab.mirror import current, metric_name, open_mlflow
+from ragen_lab.mirror import current, metric_from_mlflow, metric_name, open_mlflow
 from ragen_lab.runs import from_home
 
 Rows = tuple[tuple[tuple[str, str], ...], ...]
@@ -27,7 +28,7 @@ class Damage:
     """What one injected fault cost. All counts, so those of repeats add up."""
 
     lost: int = 0  # rows of the undisturbed sweep that are missing at the end
-    differing: int = 0  # rows that are not bit-equal to it
+    differing: int = 0  # rows that are not bit-equal to it, and points of MLflow that are not those of the home
     repeated: int = 0  # iterations computed more than once
     beyond: int = 0  # of these, such that a whole checkpoint made needless
     duplicates: int = 0  # points, runs or sweeps that MLflow holds twice
@@ -98,19 +99,29 @@ def compare_mlflow(uri: str, home: Path, sweep: str, reference: Reference, damag
     for run in children:
         trial = run.data.tags["trial_id"]
         damage.wrong += run.data.tags["status"] != reference.status.get(trial)
-        points = Counter(
-            (name, point.step)
-            for name in run.data.metrics
-            for point in client.get_metric_history(run.info.run_id, name)
-        )
+        history = [
+            (name, point) for name in run.data.metrics for point in client.get_metric_history(run.info.run_id, name)
+        ]
+        points = Counter((name, point.step) for name, point in history)
         damage.duplicates += sum(count - 1 for count in points.values())
         expected = {
-            (metric_name(name), int(row["iteration"]))
+            (metric_name(name), int(row["iteration"])): (value, round(row["timestamp"] * 1000))
             for row in (truth[trial].rows if trial in truth else ())
-            for name in row
+            for name, value in row.items()
             if name not in ("iteration", "timestamp")
         }
-        damage.missing += len(expected - set(points))
-        damage.faults += [f"MLflow has {len(set(points) - expected)} points too many"] * bool(set(points) - expected)
+        damage.missing += len(set(expected) - set(points))
+        damage.differing += sum(
+            (name, point.step) in expected and not _same(point, *expected[name, point.step]) for name, point in history
+        )
+        too_many = set(points) - set(expected)
+        damage.faults += [f"MLflow has {len(too_many)} points too many"] * bool(too_many)
+    for parent in parents[:1]:
+        damage.faults += [f"MLflow calls the sweep {parent.info.status}"] * (parent.info.status != "FINISHED")
     absent = set(reference.rows) - set(of_trial)
     damage.missing += sum(len(row) for trial in absent for row in reference.rows[trial])
+
+
+def _same(point: Any, value: float, milliseconds: int) -> bool:
+    """Whether a point of MLflow's is the one that the home holds, bit for bit, and of the same moment."""
+    return metric_from_mlflow(point.value).hex() == float(value).hex() and point.timestamp == milliseconds

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import logging
 import os
+import pickle
 import shutil
 import signal
 import tempfile
@@ -49,7 +50,7 @@ _WAKE = signal.SIGUSR1
 
 
 class TrialFailed(RuntimeError):
-    """Tells Ray to try the trial again in a new process."""
+    """Tells Ray to try the trial again in a new process. Its one argument is the result as a dict."""
 
 
 class OneTrial(tune.Trainable):  # type: ignore[misc]
@@ -61,7 +62,7 @@ class OneTrial(tune.Trainable):  # type: ignore[misc]
     def step(self) -> dict[str, Any]:
         result = run_trial(self.request)
         if result.status == "failed" and not result.permanent:
-            raise TrialFailed(result.error)  # a new process for the next attempt: this one may be spoilt
+            raise TrialFailed(asdict(result))  # a new process for the next attempt: this one may be spoilt
         return {"done": True, "result": asdict(result)}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -115,8 +116,7 @@ class _Listener(tune.Callback):  # type: ignore[misc]
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
         if "result" in result:
-            plain = dict(result["result"])
-            self.desk.ended(trial.config["request"], TrialResult(**{**plain, "notes": tuple(plain["notes"])}))
+            self.desk.ended(trial.config["request"], _result(result["result"]))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         request = trial.config["request"]
@@ -124,14 +124,30 @@ class _Listener(tune.Callback):  # type: ignore[misc]
 
 
 def _failure(request: TrialRequest, trial: Any) -> TrialResult:
-    """What a failed attempt left in the trial's folder; a worker that was killed left nothing."""
+    """What a failed attempt told; a worker that was killed told nothing, and may have left a note in the folder."""
+    raised = _raised(trial)
+    if isinstance(raised, TrialFailed):
+        return _result(raised.args[0])
     done = read_done(trial_folder(Path(request.home), request.trial_id)) or {}
     error = done.get("error") if done.get("status") == "failed" else None
     if error:
         return TrialResult(request.trial_id, "failed", int(done["iteration"]), error=error, cause=done.get("cause", ""))
-    told = trial.get_error()
-    why = f": {str(told).splitlines()[0][:200]}" if told is not None and str(told) else " (killed, or out of memory?)"
+    words = str(raised).strip().splitlines()
+    why = f": {words[0][:200]}" if words else " (killed, or out of memory?)"
     return record_failure(request, f"the Ray worker process failed{why}; the trial's log.txt may say more.")
+
+
+def _raised(trial: Any) -> Any:
+    """What the step of a trial raised, in its worker. Not ``trial.get_error()``, which reads a copy made later."""
+    try:
+        raised = pickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except (OSError, TypeError):  # Tune could not write it, or did not
+        return ""
+    return getattr(raised, "cause", raised)
+
+
+def _result(plain: dict[str, Any]) -> TrialResult:
+    return TrialResult(**{**plain, "notes": tuple(plain["notes"])})
 
 
 def run(

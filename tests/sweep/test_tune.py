@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray._private import utils as ray_utils
@@ -20,7 +23,8 @@ from ragen_lab.sweep.desk import Desk, InOrder
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
-from ragen_lab.sweep.worker import TrialRequest
+from ragen_lab.sweep.worker import TrialRequest, TrialResult
+from ragen_lab.track import trial_folder
 from tests.sweep.conftest import FAKE, calls, numbers, start_driver
 
 Make = Callable[..., Sweep]
@@ -144,6 +148,35 @@ def test_an_interrupt_waits_for_the_end_of_a_held_block() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_a_failed_attempt_is_told_in_its_own_words(sweep_of: Make, tmp_path: Path) -> None:
+    """Also where the disk is full, so that nothing of it could be written into the trial's folder."""
+    trial = sweep_of().trials[0]
+    request = TrialRequest(trial.trial_id, trial.arm, trial.seed, trial.cfg, str(tmp_path), FAKE)
+    said = TrialResult(
+        trial.trial_id, "failed", 5, error="the disk is full (x). Free some.", cause="disk", notes=("n",)
+    )
+    file = tmp_path / "raised"
+    file.write_bytes(pickle.dumps(SimpleNamespace(cause=tune.TrialFailed(asdict(said)))))
+    ended = SimpleNamespace(pickled_error_file=str(file))
+    assert tune._failure(request, ended) == said
+    file.write_bytes(pickle.dumps(SimpleNamespace(cause=RuntimeError("something else\nmore"))))
+    assert "the Ray worker process failed: something else; the" in tune._failure(request, ended).error
+    file.unlink()
+    (trial_folder(tmp_path, trial.trial_id) / "DONE.json").unlink()
+    assert "(killed, or out of memory?)" in tune._failure(request, ended).error
+
+
+def test_a_failure_under_ray_tells_why(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    sweep = sweep_of(seeds=1)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / f"fail-{sweep.trials[0].trial_id}").write_text("1")
+    finished, text = drive(sweep, engine="ray")
+    assert finished.exit_code == 0
+    assert "RuntimeError: made to fail" in text
+    assert "Trying again from its last checkpoint." in text
 
 
 def test_a_budget_under_ray(sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
