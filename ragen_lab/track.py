@@ -19,7 +19,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -116,14 +116,31 @@ def decode_row(line: str) -> Row:
 
 def read_rows(file: Path) -> list[Row]:
     """The rows of iterations 0, 1, 2, ... up to the first line that is missing, torn or out of turn."""
-    rows: list[Row] = []
+    return _rows_of(_whole_lines(file))
+
+
+def damaged_line(file: Path) -> tuple[int, int] | None:
+    """(the first line that cannot be used, number of lines), where others follow it: counted from 1.
+
+    None for a file that is whole, or whose last line alone is torn, as a kill leaves it.
+    """
+    lines = _whole_lines(file)
+    usable = len(_rows_of(lines))
+    return (usable + 1, len(lines)) if usable + 1 < len(lines) else None
+
+
+def _whole_lines(file: Path) -> list[str]:
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end is being written
     except FileNotFoundError:
-        return rows
+        return []
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(file, error) from error
-    for line in text.split("\n")[:-1]:  # what follows the last line end is a line being written
+
+
+def _rows_of(lines: Sequence[str]) -> list[Row]:
+    rows: list[Row] = []
+    for line in lines:
         try:
             row = decode_row(line)
         except ValueError:
@@ -376,7 +393,11 @@ class FolderTracker:
             )
 
     def resume(self, load: Callable[[Path], T]) -> T | None:
-        for iteration, folder in reversed(list_checkpoints(self.folder)):
+        if (damaged := damaged_line(self.folder / METRICS_FILE)) is not None:
+            line, lines = damaged
+            self._note(f"{METRICS_FILE} is damaged at line {line} of {lines}: what follows it is computed again.")
+        found = list_checkpoints(self.folder)
+        for older, (iteration, folder) in reversed(list(enumerate(found))):
             problem = None
             if iteration >= len(self.rows):
                 problem = f"its metrics are missing (there are {len(self.rows)} rows)"
@@ -390,12 +411,15 @@ class FolderTracker:
                 else:
                     self._cut(iteration + 1)
                     return state
-            note = f"checkpoint of iteration {iteration} cannot be used: {problem}. Going on from an older one."
-            self.notes.append(note)
-            log.warning("%s: %s", self.folder.name, note)
+            where = "from an older one" if older else "from the start"
+            self._note(f"checkpoint of iteration {iteration} cannot be used: {problem}. Going on {where}.")
             shutil.rmtree(folder)
         self._cut(0)
         return None
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        log.warning("%s: %s", self.folder.name, text)
 
     def _cut(self, count: int) -> None:
         """Keep the first ``count`` rows, and of the trajectories and groups what belongs to them."""

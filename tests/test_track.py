@@ -35,6 +35,7 @@ from ragen_lab.runs import Run, from_mlflow
 from ragen_lab.track import (
     FolderTracker,
     MemoryTracker,
+    damaged_line,
     decode_row,
     encode_row,
     is_locked,
@@ -202,6 +203,40 @@ def test_torn_lines_end_the_history(tmp_path: Path) -> None:
     again = tracker(tmp_path)
     again.log(3, {"x": 1.0})  # even without a resume, a torn line does not run into the next
     assert [row["iteration"] for row in read_rows(file)] == [0, 1, 2, 3]
+
+
+def test_a_line_that_is_damaged_in_the_midst_is_told(tmp_path: Path) -> None:
+    """A torn last line is what a kill leaves; lines after a damaged one are lost, and somebody must say so."""
+    file = tmp_path / "metrics.jsonl"
+    assert damaged_line(file) is None
+    lines = [encode_row({"iteration": float(i), "timestamp": 1.0}) for i in range(4)]
+    file.write_text("\n".join(lines) + "\n")
+    assert damaged_line(file) is None
+    file.write_text("\n".join([*lines[:3], lines[3][:9]]) + "\n")
+    assert damaged_line(file) is None  # the last one alone
+    file.write_text("\n".join([*lines, lines[3][:9]]))
+    assert damaged_line(file) is None  # being written
+    file.write_text("\n".join([lines[0], lines[1][:9], *lines[2:]]) + "\n")
+    assert damaged_line(file) == (2, 4)
+    file.write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    assert damaged_line(file) == (2, 3)  # a line is missing
+
+
+def test_a_resume_tells_of_damage_and_where_it_begins(tmp_path: Path) -> None:
+    fill(tmp_path, 5)  # checkpoints at 2 and 4; rows 0..4
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines[:3], lines[3][:9] + "\n", *lines[4:]]))
+    again = tracker(tmp_path)
+    assert again.resume(load) == "state 2"
+    assert len(again.rows) == 3
+    damaged, older = again.notes
+    assert damaged == "metrics.jsonl is damaged at line 4 of 5: what follows it is computed again."
+    assert older.endswith("Going on from an older one.")
+    (list_checkpoints(tmp_path)[-1][1] / "state").write_text("spoilt")
+    last = tracker(tmp_path)
+    assert last.resume(load) is None
+    assert last.notes[-1].endswith("Going on from the start.")
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

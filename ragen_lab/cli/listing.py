@@ -15,6 +15,7 @@ from ragen_lab.config import RunConfig, flatten, knobs, suggest
 from ragen_lab.errors import ConfigError, HomeError, TrackingError
 from ragen_lab.metrics import METRICS
 from ragen_lab.sections import ENV_SECTIONS
+from ragen_lab.track import METRICS_FILE, TRIALS_FOLDER, damaged_line
 
 Entry = dict[str, Any]
 
@@ -171,10 +172,30 @@ def _home(home: Path) -> list[Entry]:
         ledger.close()
     except HomeError as error:
         found.append(_entry("home", False, str(error)))
+    found += _damaged(place)
     if (place / "mlflow.db").exists():
         try:
             open_mlflow(default_uri(place))
             found.append(_entry("mlflow.db", True, default_uri(place)))
         except TrackingError as error:
             found.append(_entry("mlflow.db", False, f"{error}; `ragen-lab sync SWEEP` rebuilds it after it is deleted"))
+    return found
+
+
+def _damaged(home: Path) -> list[Entry]:
+    """One entry per trial whose metrics are broken off in their midst: what follows the damage is not used."""
+    found = []
+    for file in sorted((home / TRIALS_FOLDER).glob(f"*/{METRICS_FILE}")):
+        try:
+            damaged = damaged_line(file)
+        except HomeError as error:
+            found.append(_entry(f"trial {file.parent.name}", False, str(error)))
+            continue
+        if damaged is not None:
+            line, lines = damaged
+            about = (
+                f"{file} is damaged at line {line} of {lines}, and what follows is not used. Repeat the command of its "
+                f"sweep, which computes it again, or bring back the file from a copy"
+            )
+            found.append(_entry(f"trial {file.parent.name}", False, about))
     return found

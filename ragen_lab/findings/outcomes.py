@@ -208,9 +208,12 @@ def horizon_of(runs: Iterable[Run]) -> int:
 
 
 def rebuilt(params: dict[str, Any]) -> RunConfig | None:
-    """The RunConfig that a run's flat params came from; None where they are another program's."""
+    """The RunConfig that a run's flat params came from, but for its tracking, whose address may be shown without its
+    password; None where they are another program's."""
     tree: dict[str, Any] = {}
     for path, value in params.items():
+        if path.startswith("track."):
+            continue
         *parents, leaf = path.split(".")
         node = tree
         for parent in parents:

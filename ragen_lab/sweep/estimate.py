@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +20,7 @@ _COST = ("policy.model", "policy.dtype", "policy.device", "policy.tiny.", "env."
          "algo.name", "algo.kl.place", "optim.minibatch", "optim.epochs", "optim.updates_per_rollout",
          "optim.micro_batch", "train.threads", "eval.prompts", "eval.probes", "eval.sets",
          "eval.mutual_information_")  # fmt: skip
+_PHASE = re.compile(r"time/(?!cpu_)\w+_seconds")  # the phases of an iteration follow one another
 
 
 @dataclass(frozen=True)
@@ -59,21 +62,33 @@ def cost_setting(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pace_of(rows: Sequence[Row]) -> Pace | None:
-    """Median seconds between rows, those with an evaluation apart; None with fewer than two rows."""
+    """Median seconds of an iteration, those with an evaluation apart; None where none was timed."""
     plain: list[float] = []
     evaluated: list[float] = []
     for earlier, later in pairwise(rows):
-        gap = later.get("timestamp", 0) - earlier.get("timestamp", 0)
-        if gap > 0 and "timestamp" in earlier:
-            (evaluated if "eval/success" in later else plain).append(gap)
+        if (seconds := _seconds_of(earlier, later)) is not None:
+            (evaluated if "eval/success" in later else plain).append(seconds)
     if not plain and not evaluated:
         return None
     ordinary = _median(plain) if plain else _median(evaluated)
     return Pace(ordinary, _median(evaluated) if evaluated else ordinary)
 
 
+def _seconds_of(earlier: Row, later: Row) -> float | None:
+    """What the iteration of the later row took: by its own phases, else by the clock between the two.
+
+    Between two rows may lie a night in which nobody worked on the trial, or a clock that was set.
+    """
+    phases = [value for name, value in later.items() if _PHASE.fullmatch(name) and math.isfinite(value)]
+    if phases:
+        return sum(phases)
+    gap = later.get("timestamp", 0) - earlier.get("timestamp", 0)
+    return gap if gap > 0 and "timestamp" in earlier else None
+
+
 def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+    """The lower one of two in the middle: what stands out is a pause."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def known_in(home: Path) -> list[Known]:

@@ -309,6 +309,19 @@ def test_doctor(cli: Callable[..., Any]) -> None:
     assert {"python", "torch", "device", "home"} <= {entry["name"] for entry in json.loads(out)}
 
 
+def test_doctor_names_a_trial_whose_metrics_are_damaged(cli: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "trials" / "0123456789ab"
+    folder.mkdir(parents=True)
+    rows = [f'{{"iteration": {i}, "timestamp": 1.0}}\n' for i in range(4)]
+    (folder / "metrics.jsonl").write_text("".join(rows))
+    assert cli("doctor", "--home", str(tmp_path / "home"))[0] == 0
+    (folder / "metrics.jsonl").write_text("".join([rows[0], "{\n", *rows[2:]]))
+    code, out, _ = cli("doctor", "--home", str(tmp_path / "home"))
+    assert code == 1
+    assert "FAIL  trial 0123456789ab" in out
+    assert "damaged at line 2 of 4" in out
+
+
 def test_the_checkout_runs_uninstalled(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "cli.py"), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from ragen_lab.config import RunConfig
 from ragen_lab.findings import designs, outcomes
 from ragen_lab.findings.base import Verdict
-from ragen_lab.findings.statistics import Interval, Permuted
+from ragen_lab.findings.outcomes import rebuilt, strata
+from ragen_lab.findings.statistics import Interval, Permuted, seeds_needed
+from ragen_lab.runs import Run
 
 
 def permuted(p: float, smallest: float = 0.001) -> Permuted:
@@ -151,3 +154,28 @@ def test_each_trial_counts_once_by_its_longest_record(make, table) -> None:
 def test_params_of_another_program_are_no_config() -> None:
     assert outcomes.rebuilt(RunConfig().flat()) == RunConfig()
     assert outcomes.rebuilt({"lr": 1e-3}) is None
+
+
+def test_a_config_is_rebuilt_whatever_its_address_looks_like_when_shown(make: Callable[..., Run]) -> None:
+    """The password of track.mlflow_uri is not shown, and what is left is no address any more."""
+    run = make(0)
+    params = {**run.params, "track.mlflow_uri": "http://bob:[redacted]@127.0.0.1:9/"}
+    cfg = rebuilt(params)
+    assert cfg is not None
+    assert cfg.trial_id() == run.trial_id
+    assert rebuilt({"lr": 0.1}) is None
+
+
+def test_runs_of_another_horizon_stand_apart_where_a_schedule_depends_on_it(make: Callable[..., Run]) -> None:
+    for knob in ("optim.schedule", "algo.entropy_schedule"):
+        runs = [make(0, {knob: "linear", "algo.entropy_coef": 0.01}, iterations=count) for count in (60, 200)]
+        assert len(strata(runs, ())) == 2
+    plain = [make(0, iterations=count) for count in (60, 200)]
+    assert len(strata(plain, ())) == 1
+
+
+def test_one_arm_needs_no_number_of_seeds() -> None:
+    """No number of seeds tells one arm from itself: once this ran for ever."""
+    with pytest.raises(ValueError, match="1 arm"):
+        seeds_needed(1)
+    assert seeds_needed(2) == 5

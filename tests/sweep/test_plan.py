@@ -122,6 +122,23 @@ def test_the_pace_is_the_median() -> None:
     assert pace_of(rows[:1]) is None
 
 
+def test_a_night_between_two_sessions_is_no_iteration() -> None:
+    """The phases of an iteration say what it took; without them, of two gaps the shorter one."""
+    phases = {"time/rollout_seconds": 1.5, "time/update_seconds": 0.5, "time/cpu_seconds": 9.0}
+    rows = tuple({"iteration": float(i), "timestamp": 3600.0 * i, **phases} for i in range(4))
+    pace = pace_of(rows)
+    assert pace is not None
+    assert pace.plain == 2.0
+    looked = {**rows[3], "eval/success": 0.5, "time/eval_seconds": 3.0, "time/probe_seconds": 1.0}
+    pace = pace_of((*rows[:3], looked))
+    assert pace is not None
+    assert (pace.plain, pace.evaluated) == (2.0, 6.0)
+    bare = tuple({"iteration": float(i), "timestamp": stamp} for i, stamp in enumerate((0.0, 2.0, 3602.0)))
+    pace = pace_of(bare)
+    assert pace is not None
+    assert pace.plain == 2.0
+
+
 def test_a_budget_that_is_over_at_once(sweep_of: Make) -> None:
     assert notes(sweep_of(budget__minutes=0.5), "budget: 0.5 minutes")
     assert not notes(sweep_of(budget__minutes=1), "budget:")
