@@ -61,7 +61,7 @@ ONLY_HERE = {
     "mlflow": {"mirror.py", "mirror_traces.py", "runs.py"},
     "tensorboardX": {"mirror_folders.py"},
     "wandb": {"mirror_folders.py"},
-    "plotly": {"report/figures.py", "report/figures_search.py"},
+    "plotly": {"report/figure_style.py", "report/figures.py", "report/figures_search.py", "report/figures_survival.py"},
     "optuna": {"sweep/search.py"},
 }
 

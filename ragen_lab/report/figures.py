@@ -1,116 +1,25 @@
-"""Figures of the report: plain data in, figure out. The only place that imports plotly.
-
-Backgrounds are transparent and the font and grid colours are left to the page, which follows the
-reader's light or dark scheme; every colour set here is legible on both (contrast of 3 or more).
-"""
+"""Figures of runs: plain data in, figure out."""
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
-from plotly.subplots import make_subplots
 
-from ragen_lab.report.data import DETECTORS, ENDED, Cost, Curve, Dot, Reference, Survival, mean_curve
-
-# Okabe-Ito hues, the light ones darkened so that each has a contrast of 3 on white and on near-black;
-# luminance differs between neighbours, so that the order survives a grey print.
-PALETTE: tuple[str, ...] = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#C46A9F",
-    "#A97F00",
-    "#7567D6",
-    "#8A5A3C",
-    "#6F7F8F",
+from ragen_lab.report.data import DETECTORS, ENDED, Cost, Curve, Dot, Reference, mean_curve
+from ragen_lab.report.figure_style import (
+    ALARM_SYMBOLS,
+    DASHES,
+    NEUTRAL,
+    PLATE,
+    SHORT,
+    arm_dash,
+    base_figure,
+    plain,
+    set_apart,
+    translucent,
 )
-MARKERS: tuple[str, ...] = ("circle", "square", "diamond", "triangle-up", "pentagon", "hexagon", "star", "cross")
-NEUTRAL = "#7E8791"
-DASHES: dict[str, str] = {"random": "dot", "fixed string": "dashdot", "optimal": "dash"}
-SHORT: dict[str, str] = {"fixed string": "fixed"}  # beside a panel there is little room
-ALARM_SYMBOLS: dict[str, str] = {
-    "level": "square-open",
-    "reward_std": "triangle-down-open",
-    "entropy": "diamond-open",
-    "grad_norm": "triangle-up-open",
-    "non_finite": "star-open",
-}
-FONT_SIZE = 13
-PLATE = "plate"  # annotations of this name get the page's colour behind them, so that no line crosses their text
-
-
-def plotly_javascript() -> str:
-    """The library that draws the figures, to be inlined once."""
-    return str(get_plotlyjs())
-
-
-def arm_color(index: int) -> str:
-    return PALETTE[index % len(PALETTE)]
-
-
-def arm_dash(index: int) -> str:
-    """Arms beyond the palette repeat its colours with another dash."""
-    return ("solid", "dash", "dot", "dashdot")[index // len(PALETTE) % 4]
-
-
-def plain(text: object, limit: int = 0) -> str:
-    """Text for plotly, which reads a subset of HTML: escaped, and cut to ``limit`` characters if given."""
-    words = str(text)
-    if limit and len(words) > limit:
-        words = words[: limit - 1].rstrip() + "…"
-    return html.escape(words, quote=False)
-
-
-def base_figure(**layout: Any) -> go.Figure:
-    figure = go.Figure()
-    return _style(figure, **layout)
-
-
-def _style(figure: go.Figure, **layout: Any) -> go.Figure:
-    figure.update_layout(
-        template=go.layout.Template(),
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={
-            "size": FONT_SIZE,
-            "family": "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif",
-        },
-        margin={"l": 46, "r": 16, "t": 10, "b": 44},
-        showlegend=False,
-        hovermode="closest",
-        dragmode=False,
-        autosize=True,
-    )
-    figure.update_layout(**layout)
-    title = {"font": {"size": FONT_SIZE}}
-    figure.update_xaxes(
-        zeroline=False, showgrid=False, ticks="outside", ticklen=4, showline=True, fixedrange=True, title=title
-    )
-    figure.update_yaxes(zeroline=False, title=title, showgrid=True, gridwidth=1, fixedrange=True)
-    return figure
-
-
-def _alpha(color: str, alpha: float) -> str:
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{alpha})"
-
-
-def _apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Ascending label positions near ``values``, at least ``gap`` from each other and within the axis."""
-    positions: list[float] = []
-    for value in values:
-        positions.append(max(value, positions[-1] + gap) if positions else max(value, low))
-    overflow = positions[-1] - high if positions else 0.0
-    if overflow > 0:
-        positions[-1] = high
-        for i in range(len(positions) - 2, -1, -1):
-            positions[i] = min(positions[i], positions[i + 1] - gap)
-    return positions
 
 
 def learning_curves(
@@ -139,7 +48,7 @@ def learning_curves(
             )
         )
     gap = (y_range[1] - y_range[0]) * 17 / max(height - 52, 1)
-    for line, y in zip(lines, _apart([line.value for line in lines], gap, y_range[0], y_range[1]), strict=True):
+    for line, y in zip(lines, set_apart([line.value for line in lines], gap, y_range[0], y_range[1]), strict=True):
         figure.add_annotation(
             x=1,
             xref="paper",
@@ -159,7 +68,7 @@ def learning_curves(
                     x=[*curve.iterations, *reversed(curve.iterations)],
                     y=[*curve.high, *reversed(curve.low)],
                     fill="toself",
-                    fillcolor=_alpha(color, 0.09),
+                    fillcolor=translucent(color, 0.09),
                     line={"width": 0},
                     mode="lines",
                     name=f"seed {curve.seed}: 95 % interval",
@@ -176,8 +85,8 @@ def learning_curves(
                 mode="lines+markers" if len(curve.iterations) < 30 else "lines",
                 name=f"seed {curve.seed}",
                 meta="run",
-                line={"color": _alpha(color, 0.75), "width": 1.3},
-                marker={"size": 4, "color": _alpha(color, 0.75)},
+                line={"color": translucent(color, 0.75), "width": 1.3},
+                marker={"size": 4, "color": translucent(color, 0.75)},
                 hovertemplate=f"seed {curve.seed} ({curve.trial_id}), {plain(curve.status)}"
                 + "<br>iteration %{x}: %{y:.3f}"
                 + (" [%{customdata[0]:.3f}, %{customdata[1]:.3f}]" if curve.low else "")
@@ -302,7 +211,7 @@ def final_success(
                     mode="lines",
                     name=f"seed {seed}",
                     meta="pair",
-                    line={"color": _alpha(NEUTRAL, 0.55), "width": 1.2},
+                    line={"color": translucent(NEUTRAL, 0.55), "width": 1.2},
                     hoverinfo="skip",
                 )
             )
@@ -327,7 +236,7 @@ def final_success(
                     "arrayminus": [dot.value - dot.low for dot in mine],
                     "thickness": 1.1,
                     "width": 0,
-                    "color": _alpha(colors[i], 0.6),
+                    "color": translucent(colors[i], 0.6),
                 },
                 customdata=[[dot.seed, dot.trial_id, plain(dot.status), dot.low, dot.high] for dot in mine],
                 hovertemplate="seed %{customdata[0]} (%{customdata[1]}), %{customdata[2]}<br>"
@@ -381,141 +290,6 @@ def final_success(
     return figure
 
 
-def survival(
-    curves: Sequence[Survival], others: Sequence[Survival], colors: Sequence[str], horizon: float
-) -> go.Figure:
-    """Kaplan-Meier step curves over the number of runs at risk at five times.
-
-    ``others``: the same arms where runs that a detector stopped count as collapses; dotted where they differ.
-    """
-    rows = len(curves)
-    table = 22 * rows + 26
-    plot = 250
-    figure = make_subplots(
-        rows=2,
-        cols=1,
-        shared_xaxes=True,
-        vertical_spacing=62 / (plot + table + 62),
-        row_heights=[plot / (plot + table), table / (plot + table)],
-    )
-    _style(figure, height=plot + table + 100, margin={"l": 12, "r": 22, "t": 10, "b": 14})
-    for i, curve in enumerate(curves):
-        # Arms that never collapse lie on one line: the earlier ones are drawn wider, so that each shows.
-        width = 2.5 + 2.5 * (rows - 1 - i) * (4 / max(rows, 4))
-        figure.add_trace(
-            go.Scatter(
-                x=[*curve.times, max(curve.leaves, default=0.0)],
-                y=[*curve.survival, curve.survival[-1]],
-                mode="lines",
-                name=plain(curve.arm),
-                meta="survival",
-                line={"shape": "hv", "color": colors[i], "width": width},
-                hovertemplate=f"{plain(curve.arm)}<br>from iteration %{{x}}: %{{y:.2f}} not collapsed<extra></extra>",
-            ),
-            row=1,
-            col=1,
-        )
-    for i, curve in enumerate(curves):
-        if curve.censored:
-            figure.add_trace(
-                go.Scatter(
-                    x=list(curve.censored),
-                    y=[_level(curve, time) for time in curve.censored],
-                    mode="markers",
-                    name=f"{plain(curve.arm)}: left without collapse",
-                    meta="censored",
-                    cliponaxis=False,
-                    marker={"symbol": "line-ns-open", "size": 13, "color": colors[i], "line": {"width": 2}},
-                    hovertemplate=f"{plain(curve.arm)}: observed until iteration %{{x}}, not collapsed<extra></extra>",
-                ),
-                row=1,
-                col=1,
-            )
-    for i, (curve, other) in enumerate(zip(curves, others, strict=True)):
-        if other.events != curve.events:
-            figure.add_trace(
-                go.Scatter(
-                    x=list(other.times),
-                    y=list(other.survival),
-                    mode="lines",
-                    name=f"{plain(other.arm)}: stops counted as collapses",
-                    meta="other",
-                    line={"shape": "hv", "color": colors[i], "width": 2.2, "dash": "dot"},
-                    hovertemplate=f"{plain(other.arm)}, stops counted as collapses<br>from iteration %{{x}}: "
-                    "%{y:.2f} not collapsed<extra></extra>",
-                ),
-                row=1,
-                col=1,
-            )
-    ticks = _ticks(horizon)
-    for i, curve in enumerate(curves):
-        figure.add_trace(
-            go.Scatter(
-                x=ticks,
-                y=[rows - 1 - i] * len(ticks),
-                mode="text",
-                text=[str(curve.at_risk(tick)) for tick in ticks],
-                name=f"{plain(curve.arm)}: at risk",
-                meta="at_risk",
-                cliponaxis=False,
-                hoverinfo="skip",
-            ),
-            row=2,
-            col=1,
-        )
-    span = [-0.04 * horizon, 1.03 * horizon]
-    figure.update_xaxes(range=span, tickvals=ticks)
-    figure.update_xaxes(title={"text": "iteration", "standoff": 4}, showticklabels=True, row=1, col=1)
-    figure.update_xaxes(showticklabels=False, ticks="", showline=False, row=2, col=1)
-    figure.update_yaxes(range=[-0.03, 1.06], tickformat=".0%", nticks=5, automargin=True, row=1, col=1)
-    names = [f"<span style='color:{colors[i]}'>■</span> {plain(curve.arm, 22)}" for i, curve in enumerate(curves)]
-    figure.update_yaxes(
-        range=[-0.6, rows - 0.4],
-        showgrid=False,
-        automargin=True,
-        tickvals=[rows - 1 - i for i in range(rows)],
-        ticktext=names,
-        row=2,
-        col=1,
-    )
-    figure.add_annotation(
-        x=0,
-        xref="x2 domain",
-        xanchor="left",
-        y=1,
-        yref="y2 domain",
-        yanchor="bottom",
-        yshift=2,
-        showarrow=False,
-        text="runs at risk",
-        font={"size": 12},
-    )
-    return figure
-
-
-def _level(curve: Survival, time: float) -> float:
-    level = 1.0
-    for start, share in zip(curve.times, curve.survival, strict=True):
-        if start <= time:
-            level = share
-    return level
-
-
-def _ticks(horizon: float) -> list[float]:
-    """About five round times from 0 to the horizon, the horizon itself being the last."""
-    if horizon <= 0:
-        return [0.0]
-    raw = horizon / 5
-    scale = 10 ** math.floor(math.log10(raw))
-    step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= raw)
-    ticks = [k * step for k in range(int(horizon / step) + 1)]
-    if horizon - ticks[-1] > step / 2:
-        ticks.append(horizon)
-    else:
-        ticks[-1] = horizon
-    return [float(tick) for tick in ticks]
-
-
 def signal(
     group: Sequence[Curve], arms: Sequence[str], colors: Sequence[str], log: bool, height: int = 270
 ) -> go.Figure:
@@ -532,7 +306,7 @@ def signal(
                     mode="lines",
                     name=f"{plain(arm)}, seed {curve.seed}",
                     meta="run",
-                    line={"color": _alpha(colors[i], 0.5), "width": 1},
+                    line={"color": translucent(colors[i], 0.5), "width": 1},
                     hovertemplate=f"{plain(arm)}, seed {curve.seed}<br>iteration %{{x}}: %{{y:.3g}}<extra></extra>",
                 )
             )
@@ -584,7 +358,7 @@ def cost(costs: Sequence[Cost], arms: Sequence[str], colors: Sequence[str], phas
                 width=0.34,
                 name=phase,
                 meta="phase",
-                marker={"color": [_alpha(colors[arms.index(arm)], (0.95, 0.5)[k % 2]) for arm in shown]},
+                marker={"color": [translucent(colors[arms.index(arm)], (0.95, 0.5)[k % 2]) for arm in shown]},
                 hovertemplate=f"{plain(phase)}: %{{x:.2f}} s per iteration<extra></extra>",
             )
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ragen_lab.report.figures import NEUTRAL, arm_color, base_figure, plain
+from ragen_lab.report.figure_style import NEUTRAL, arm_color, base_figure, plain
 from ragen_lab.report.searched import Searched, Setting
 
 

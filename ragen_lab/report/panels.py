@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragen_lab.metrics import METRICS
-from ragen_lab.report import data, figures, figures_search, words
+from ragen_lab.report import data, figures, figures_search, figures_survival, words
 from ragen_lab.report.searched import Searched
 from ragen_lab.report.tables import Means, Rows
 from ragen_lab.runs import RunTable
@@ -92,7 +92,7 @@ def survival_panels(rows: Rows, strict: Rows, arms: Sequence[str], colors: Seque
         curves = [read(rows, environment, arm) for arm in mine]
         others = [read(strict, environment, arm) for arm in mine]
         horizon = max(max(curve.leaves, default=0.0) for curve in curves)
-        figure = figures.survival(curves, others, [colors[arms.index(arm)] for arm in mine], horizon)
+        figure = figures_survival.survival(curves, others, [colors[arms.index(arm)] for arm in mine], horizon)
         found.append(panel(environment, words.survival_caption(curves, others), figure))
     return found
 

@@ -15,7 +15,7 @@ from ragen_lab.errors import HomeError
 from ragen_lab.findings.base import FindingResult, Verdict
 from ragen_lab.findings.tables import outcomes_of, standard_tables, survival_table
 from ragen_lab.metrics import METRICS
-from ragen_lab.report import data, figures, panels, searched, tables, words
+from ragen_lab.report import data, figure_style, panels, searched, tables, words
 from ragen_lab.report.parts import TEMPLATE, page_parts
 from ragen_lab.report.searched import Searched
 from ragen_lab.runs import RunTable
@@ -91,7 +91,7 @@ def report_html(
     """The whole page as text."""
     parts = page_parts()
     arms = data.arms_of(runs)
-    colors = [figures.arm_color(i) for i in range(len(arms))]
+    colors = [figure_style.arm_color(i) for i in range(len(arms))]
     main, others = spoken_to(results, findings)
     page = jinja2.Environment(
         loader=jinja2.DictLoader(parts), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
@@ -122,7 +122,7 @@ def report_html(
         inputs=inputs,
         style=parts["style.css"],
         scheme=parts["scheme.js"],
-        plotly=figures.plotly_javascript() if any(every_panel.values()) else "",
+        plotly=figure_style.plotly_javascript() if any(every_panel.values()) else "",
         runs=runs,
         counts=words.status_counts(runs),
         main=main,

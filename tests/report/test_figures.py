@@ -11,7 +11,7 @@ from scipy import stats
 
 from ragen_lab.detect import DETECTORS
 from ragen_lab.findings.base import FindingResult
-from ragen_lab.report import data, figures, words
+from ragen_lab.report import data, figure_style, figures, figures_survival, words
 from ragen_lab.report.data import Curve, Reference
 from ragen_lab.runs import RunTable
 
@@ -28,7 +28,7 @@ def curves_of(runs: RunTable, arm: str) -> list[Curve]:
 
 def draw(runs: RunTable, arm: str) -> object:
     lines = data.references([run for run in runs.runs if run.arm == arm])
-    return figures.learning_curves(curves_of(runs, arm), lines, figures.PALETTE[0], (0, 60), (0, 1))
+    return figures.learning_curves(curves_of(runs, arm), lines, figure_style.PALETTE[0], (0, 60), (0, 1))
 
 
 def test_a_trace_per_seed_and_a_mean(runs: RunTable) -> None:
@@ -68,7 +68,7 @@ def test_stops_and_alarms_are_marked_where_they_fired(runs: RunTable, shadow_run
 
 
 def test_every_detector_has_a_sign() -> None:
-    assert set(figures.ALARM_SYMBOLS) == set(DETECTORS) == set(data.DETECTORS)
+    assert set(figure_style.ALARM_SYMBOLS) == set(DETECTORS) == set(data.DETECTORS)
 
 
 def test_the_mean_ends_with_its_first_run_and_leaves_out_unended_ones() -> None:
@@ -86,14 +86,14 @@ def test_non_finite_points_are_marked_not_dropped(hostile: RunTable) -> None:
     mine = [curve for curve in data.curves(hostile, "rollout/entropy") if curve.non_finite]
     assert [curve.non_finite for curve in mine] == [(21,)]
     arms = data.arms_of(hostile)
-    figure = figures.signal(data.curves(hostile, "rollout/entropy"), arms, figures.PALETTE[:3], log=False)
+    figure = figures.signal(data.curves(hostile, "rollout/entropy"), arms, figure_style.PALETTE[:3], log=False)
     assert [list(trace.x) for trace in traces(figure, "non_finite")] == [[21]]  # type: ignore[attr-defined]
 
 
 def test_dots_joined_by_seed(runs: RunTable) -> None:
     arms = data.arms_of(runs)
     means = dict.fromkeys(arms, (0.5, 0.4, math.nan))
-    figure = figures.final_success(data.dots(runs), arms, figures.PALETTE[:3], [Reference("random", 0.25)], means)
+    figure = figures.final_success(data.dots(runs), arms, figure_style.PALETTE[:3], [Reference("random", 0.25)], means)
     assert [len(trace.x) for trace in traces(figure, "pair")] == [3, 3, 3]  # type: ignore[attr-defined]
     drawn = [value for trace in traces(figure, "dots") for value in trace.x]  # type: ignore[attr-defined]
     assert drawn == [outcome.final for outcome in data.outcomes(runs)]
@@ -126,14 +126,14 @@ def test_survival_steps_and_numbers_at_risk() -> None:
     assert data.survival_of("a", rows[1:]) == data.survival_of("a", rows)  # the start may be left out
     curve = data.survival_of("a", rows)
     assert [curve.at_risk(time) for time in (0, 20, 21, 40, 41, 60)] == [4, 4, 3, 2, 1, 1]
-    figure = figures.survival([curve], [curve], figures.PALETTE[:1], 60)
+    figure = figures_survival.survival([curve], [curve], figure_style.PALETTE[:1], 60)
     step = traces(figure, "survival")[0]
     assert step.line.shape == "hv"  # type: ignore[attr-defined]
     assert list(step.y)[:4] == [1.0, 0.75, 0.75, 0.375]  # type: ignore[attr-defined]
     assert [list(t.x) for t in traces(figure, "censored")] == [[30, 60]]  # type: ignore[attr-defined]
     assert not traces(figure, "other")
     worse = data.survival_of("a", [{**rows[1], "events": 1}, {"time": 30, "at_risk": 3, "events": 1, "survival": 0.5}])
-    both = figures.survival([curve], [replace(worse, events=3)], figures.PALETTE[:1], 60)
+    both = figures_survival.survival([curve], [replace(worse, events=3)], figure_style.PALETTE[:1], 60)
     assert [trace.line.dash for trace in traces(both, "other")] == ["dot"]  # type: ignore[attr-defined]
     assert [list(t.text) for t in traces(figure, "at_risk")] == [["4", "4", "2", "1"]]  # type: ignore[attr-defined]
 
@@ -147,8 +147,8 @@ def test_costs_are_seconds_per_training_iteration(runs: RunTable) -> None:
 
 
 def test_labels_keep_apart() -> None:
-    assert figures._apart([0.20, 0.22, 1.0], 0.07, 0, 1) == pytest.approx([0.20, 0.27, 1.0])
-    assert figures._apart([0.97, 0.99], 0.1, 0, 1) == pytest.approx([0.9, 1.0])
+    assert figure_style.set_apart([0.20, 0.22, 1.0], 0.07, 0, 1) == pytest.approx([0.20, 0.27, 1.0])
+    assert figure_style.set_apart([0.97, 0.99], 0.1, 0, 1) == pytest.approx([0.9, 1.0])
 
 
 def _luminance(color: str) -> float:
@@ -157,7 +157,7 @@ def _luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("color", [*figures.PALETTE, figures.NEUTRAL])
+@pytest.mark.parametrize("color", [*figure_style.PALETTE, figure_style.NEUTRAL])
 def test_colours_are_legible_on_light_and_dark(color: str) -> None:
     """Contrast of at least 3 (WCAG for graphics) on the page's two backgrounds."""
     for background in ("#ffffff", "#12151a"):
@@ -166,7 +166,7 @@ def test_colours_are_legible_on_light_and_dark(color: str) -> None:
 
 
 def test_one_colour_per_arm_then_another_dash() -> None:
-    styles = [(figures.arm_color(i), figures.arm_dash(i)) for i in range(24)]
+    styles = [(figure_style.arm_color(i), figure_style.arm_dash(i)) for i in range(24)]
     assert len(set(styles)) == 24
 
 

@@ -16,7 +16,7 @@ import pytest
 from ragen_lab.errors import HomeError
 from ragen_lab.findings import finding_4_filtering
 from ragen_lab.findings.base import FindingResult, Verdict
-from ragen_lab.report import data, figures, parts, render, tables, words
+from ragen_lab.report import data, figure_style, parts, render, tables, words
 from ragen_lab.report.tables import provenance
 from ragen_lab.runs import RunTable
 
@@ -72,7 +72,7 @@ def test_asks_the_network_for_nothing(whole: tuple[str, Page]) -> None:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
             assert (attributes.get(name) or "#").startswith("#"), (tag, attributes)
         assert tag not in ("link", "img", "iframe", "object", "embed", "base"), tag
-    own = html.replace(figures.plotly_javascript(), "")
+    own = html.replace(figure_style.plotly_javascript(), "")
     assert not re.search(r"(https?:)?//[a-z]|@import|url\(", own.replace("// Draws", "").replace("// plotly", ""))
     policy = next(a["content"] for t, a in parsed.elements if t == "meta" and a.get("http-equiv"))
     assert policy is not None
@@ -82,9 +82,9 @@ def test_asks_the_network_for_nothing(whole: tuple[str, Page]) -> None:
 
 def test_plotly_is_inlined_exactly_once(whole: tuple[str, Page]) -> None:
     html, _ = whole
-    assert html.count(figures.plotly_javascript()) == 1
+    assert html.count(figure_style.plotly_javascript()) == 1
     assert html.count("* plotly.js v") == 1
-    assert "cdn" not in html.replace(figures.plotly_javascript(), "").lower()
+    assert "cdn" not in html.replace(figure_style.plotly_javascript(), "").lower()
 
 
 def test_verdict_comes_before_anything_else(whole: tuple[str, Page]) -> None:
@@ -175,7 +175,7 @@ def test_what_is_missing_is_called_so(hostile: RunTable, judge: Judge) -> None:
 
 def render_rows(runs: RunTable) -> list[list[tables.Cell]]:
     built = tables.runs_table(
-        runs, data.arms_of(runs), [figures.arm_color(i) for i in range(9)][: len(data.arms_of(runs))]
+        runs, data.arms_of(runs), [figure_style.arm_color(i) for i in range(9)][: len(data.arms_of(runs))]
     )
     assert built is not None
     return built.rows
