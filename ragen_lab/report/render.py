@@ -92,7 +92,7 @@ def report_html(
     parts = page_parts()
     arms = data.arms_of(runs)
     colors = [figure_style.arm_color(i) for i in range(len(arms))]
-    main, others = spoken_to(results, findings)
+    main, others = spoken_to(results, findings, search is not None)
     page = jinja2.Environment(
         loader=jinja2.DictLoader(parts), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -175,6 +175,8 @@ def report_html(
         ),
         command=command,
         search=search,
+        search_answer=searched.answer(search) if search else "",
+        search_caution=searched.CHOSEN,
         search_lead=searched.lead(search) if search else "",
         search_tables=search_tables(search, palette),
         seeds=sorted({run.seed for run in runs.runs}),
@@ -194,17 +196,18 @@ def search_tables(search: Searched | None, palette: Mapping[str, str]) -> list[t
 
 
 def spoken_to(
-    results: Sequence[FindingResult], findings: Sequence[int] | None
+    results: Sequence[FindingResult], findings: Sequence[int] | None, searched: bool = False
 ) -> tuple[list[FindingResult], list[FindingResult]]:
     """The findings that these runs speak to, and the rest.
 
-    They are those that the sweep's page names, and any other that could be judged all the same.
+    They are those that the sweep's page names, and any other that could be judged all the same; where a page names
+    none, those that could nearly be, unless its question was a search's.
     """
 
     def speaks(result: FindingResult) -> bool:
         if findings and result.number in findings:
             return True
-        return result.verdict is not Verdict.NOT_TESTABLE or (not findings and bool(result.tests))
+        return result.verdict is not Verdict.NOT_TESTABLE or (not findings and not searched and bool(result.tests))
 
     return [r for r in results if speaks(r)], [r for r in results if not speaks(r)]
 

@@ -88,3 +88,40 @@ def importance_rows(search: Searched) -> list[Mapping[str, object]]:
         {"knob": knob, **{objective: shares.get(knob) for objective, shares in search.importances.items()}}
         for knob in knobs
     ]
+
+
+CHOSEN = (
+    "The best of many settings looks better than it is, because it was chosen for the very number that is shown: run "
+    "it again with new seeds before you believe it."
+)
+
+
+def answer(search: Searched) -> str:
+    """What the search says to its own question, in a sentence or two."""
+    found = [each for each in search.settings if each.best and each.values is not None]
+    tried = len({each.arm or each.number for each in search.settings if each.values is not None})
+    if not found:
+        kept = " that keeps every constraint" if search.constraints and tried else ""
+        return f"No setting{kept} has come to its end yet."
+    if len(search.objectives) > 1:
+        names = " and ".join(name for name, _ in search.objectives)
+        shown = "; ".join(f"{each.arm or f'#{each.number}'} ({_values(search, each)})" for each in found[:3])
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        front = "one is not beaten in" if len(found) == 1 else f"{len(found)} are not beaten in"
+        return f"Of {_settings(tried)} with a result, {front} {names} at once: {shown}{more}."
+    best = found[0]
+    seeds = "1 seed" if best.seeds == 1 else f"the mean of {best.seeds} seeds"
+    ties = "" if len(found) == 1 else f" {_settings(len(found) - 1).capitalize()} more came to the same."
+    return (
+        f"Best of {_settings(tried)} with a result: {best.arm or f'#{best.number}'}, {_values(search, best)} "
+        f"({seeds}).{ties}"
+    )
+
+
+def _settings(count: int) -> str:
+    return "1 setting" if count == 1 else f"{count} settings"
+
+
+def _values(search: Searched, each: Setting) -> str:
+    values = each.values or ()
+    return ", ".join(f"{name} {value:.3g}" for (name, _), value in zip(search.objectives, values, strict=True))

@@ -146,7 +146,7 @@ def final_caption(dots: Sequence[Dot], means: Mapping[str, tuple[float, float, f
     values = {(dot.arm, dot.seed): dot.value for dot in dots if math.isfinite(dot.value)}
     ranked = sorted((arm for arm, mean in means.items() if math.isfinite(mean[0])), key=lambda arm: means[arm][0])
     if not values or not ranked:
-        return "No run has an evaluation, so there is no final success to compare."
+        return "No run has come to its end with an evaluation, so there is no final success to compare."
     within = {
         arm: max(mine) - min(mine)
         for arm in ranked
