@@ -124,6 +124,35 @@ def test_action_and_token_budgets(sweep_of: Make) -> None:
     assert texts(sweep_of(axes={"rollout.max_actions": [5, 10]}), "action_budget") == []  # the question itself
 
 
+def test_the_trajectories_of_a_step_count_every_pass_over_them(sweep_of: Make) -> None:
+    """8 x 16 and 2 x 16 trajectories twice, in 4 steps; one and two passes over 2 x 16; a kind that may keep all 8."""
+    equal = {"optim.updates_per_rollout": 4}
+    (note,) = texts(sweep_of(**equal, optim__epochs=2), "samples_per_update")
+    assert "(1.0: 64, 0.25: 16)" in note
+    (note,) = texts(sweep_of(**equal, axes={"optim.epochs": [1, 2]}), "samples_per_update")
+    assert "(1: 8, 2: 16)" in note
+    (note,) = texts(sweep_of(**equal, axes={"filter.kind": ["std", "zero_only"]}), "samples_per_update")
+    assert "(std: 8, zero_only: 32)" in note
+
+
+def test_what_a_tie_moves_is_no_difference_of_a_named_arm(sweep_of: Make) -> None:
+    """Prompts move with responses by the tie: of two knobs that differ one is left, and of three two."""
+    page = {"axes": {}, "ties": {"rollout.prompts": "128 // rollout.responses"}}
+    odd = {"rollout.responses": 8}
+    assert texts(sweep_of(**page, arms={"plain": {}, "odd": odd}), "differs_in_more") == []
+    arms = {"plain": {}, "odd": {**odd, "optim.lr": 0.5}}
+    note, _ = texts(sweep_of(**page, arms=arms), "differs_in_more")
+    assert note.startswith("arm 'plain' differs from its nearest arm 'odd' in 2 knobs (optim.lr, rollout.responses)")
+
+
+def test_the_nearest_arm_is_the_one_that_differs_least(sweep_of: Make) -> None:
+    arms = {"far": {"optim.lr": 0.5, "eval.prompts": 8, "algo.gamma": 0.5}, "near": {"optim.lr": 0.5}}
+    assert texts(sweep_of(axes={}, arms={"plain": {}, **arms}), "differs_in_more") == [
+        "arm 'far' differs from its nearest arm 'near' in 2 knobs (algo.gamma, eval.prompts): a difference cannot be "
+        "put down to one of them."
+    ]
+
+
 def test_zipped_axes_and_ties_move_together(sweep_of: Make) -> None:
     axes = {"rollout.prompts": [8, 16], "rollout.responses": [16, 8]}
     sweep = sweep_of(axes=axes, zip=[["rollout.prompts", "rollout.responses"]])
@@ -188,6 +217,7 @@ def test_evaluations_that_cannot_show_a_collapse(sweep_of: Make) -> None:
     (note,) = texts(sweep_of(train__iterations=8, eval__every=4), "few_evaluations")
     assert "2 evaluations after the start" in note
     assert texts(sweep_of(train__iterations=8, eval__every=2), "few_evaluations") == []
+    assert texts(sweep_of(train__iterations=6, eval__every=2), "few_evaluations") == []  # three, and it takes three
     assert texts(sweep_of(findings=[6], train__iterations=8, eval__every=4), "few_evaluations") == []
 
 
@@ -208,7 +238,16 @@ FINDINGS: list[tuple[int, dict[str, Any], list[str]]] = [
     (3, {"axes": {"optim.lr": [0.1, 0.01]}}, []),
     (4, {"axes": {"filter.keep_ratio": [0.5]}}, ["finding_4_levels"]),
     (4, {}, ["finding_4_random", "finding_4_updates", "finding_4_zero_only", "finding_4_smallest"]),
+    (4, {"arms": {"other": {"filter.kind": "random", "filter.keep_ratio": 0.5}}},  # at a ratio of no rung
+     ["finding_4_random", "finding_4_updates", "finding_4_zero_only", "finding_4_smallest"]),
+    (4, {"arms": {"drop": {"filter.kind": "random", "filter.keep_ratio": 0.25}}},
+     ["finding_4_updates", "finding_4_zero_only", "finding_4_smallest"]),
     (5, {}, ["finding_5_part"]),
+    (5, {"axes": {"rollout.responses": [8, 16, 32]}, "ties": {"rollout.prompts": "128 // rollout.responses"},
+         "eval.sets": ["slippery", "large"], "arms": {"unseen": {"eval.sets": ["large"]}}}, ["finding_5a_sets"]),
+    (5, {"axes": {"optim.epochs": [1, 2, 4], "optim.updates_per_rollout": [4]}}, ["finding_5c_readings"]),
+    (5, {"axes": {"optim.epochs": [1, 2, 4]},  # passes over one rollout are no larger rollout
+         "ties": {"optim.updates_per_rollout": "4 * optim.epochs"}}, ["finding_5c_readings"]),
     (5, {"axes": {"rollout.responses": [8, 16]}, "ties": {"rollout.prompts": "128 // rollout.responses"}},
      ["finding_5a_levels", "finding_5a_sets"]),
     (5, {"axes": {"rollout.responses": [8, 16, 32]}, "ties": {"rollout.prompts": "128 // rollout.responses"},
@@ -219,6 +258,12 @@ FINDINGS: list[tuple[int, dict[str, Any], list[str]]] = [
     (5, {"axes": {"rollout.prompts": [8, 16, 32]}, "ties": {"optim.updates_per_rollout": "rollout.prompts // 4"}},
      ["finding_5c_readings"]),
     (6, {}, ["finding_6_think", "finding_6_reward", "finding_6_format", "finding_6_probes"]),
+    (6, {"axes": {}, "policy.warm_start.think_share": 0.5, "arms": {  # one probe of two
+        "think": {"eval.probes": ["empty_think"]}, "no": {"prompt.think": False},
+        "grounded": {"reward.reasoning": "grounded"}, "free": {"reward.format_penalty": 0.0}}}, ["finding_6_probes"]),
+    (6, {"axes": {}, "policy.warm_start.think_share": 0.5, "arms": {
+        "think": {"eval.probes": ["shuffled_think"]}, "no": {"prompt.think": False},
+        "grounded": {"reward.reasoning": "grounded"}, "free": {"reward.format_penalty": 0.0}}}, ["finding_6_probes"]),
     (6, {"axes": {}, "policy.warm_start.think_share": 0.5, "arms": {
         "think": {"eval.probes": ["empty_think", "shuffled_think"]}, "no": {"prompt.think": False},
         "grounded": {"reward.reasoning": "grounded"}, "free": {"reward.format_penalty": 0.0}}}, []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 
 from ragen_lab.runs import View
-from ragen_lab.sweep.estimate import Estimate, pace_of
+from ragen_lab.sweep.estimate import Estimate, Pace, known_in, pace_of
 from ragen_lab.sweep.lint import lint, seeds_needed, smallest_p
 from ragen_lab.sweep.plan import make_plan, plan_of
 from ragen_lab.sweep.plan_text import describe, plan_as_json, plan_here
 from ragen_lab.sweep.probe import probed
 from ragen_lab.sweep.spec import Sweep
+from ragen_lab.track import DONE_FILE, trial_folder
 
 Make = Callable[..., Sweep]
 
@@ -264,6 +266,46 @@ def test_evaluations_have_a_pace_of_their_own(sweep_of: Make) -> None:
     assert near.seconds == 3 + 6 * 2 + 2 * 5  # the evaluation of the start as well: 5 - 2
     assert near.basis == "keep_ratio=1.0 seed 0 of this sweep, which differs in filter.keep_ratio"
     assert plan.cost.seconds == near.seconds
+
+
+@pytest.mark.parametrize(
+    ("last", "seconds"),
+    [(-1, 3 + 6 * 2 + 2 * 5), (0, 6 * 2 + 2 * 5), (3, 3 * 2 + 2 * 5), (4, 3 * 2 + 5), (5, 2 * 2 + 5), (8, 0)],
+)
+def test_the_evaluations_that_are_left_are_those_after_the_last_row(sweep_of: Make, last: int, seconds: int) -> None:
+    """2 s an iteration, 5 s with an evaluation: at 4 and 8, and of the start before the first row (3 s more)."""
+    assert Pace(2, 5).of(sweep_of(eval__every=4).trials[0].cfg, last) == seconds
+
+
+def test_seconds_that_leave_a_trial_out_are_not_the_time_of_all(sweep_of: Make) -> None:
+    """One of two trials has been measured: the time of both is not known, and no part of it is shown as such."""
+    arms = {"tiny": {}, "large": {"policy.model": "some/model", "prompt.style": "full"}}
+    sweep = sweep_of(eval__every=4, seeds=1, axes={}, arms=arms)
+    rows = rows_of((2, False), (2, False))
+    first = sweep.trials[0].trial_id
+    plan = plan_of(sweep, lambda trial: View(False, "stopped", rows if trial.trial_id == first else ()))
+    assert [planned.estimate and planned.estimate.seconds for planned in plan.trials] == [6 * 2, None]
+    assert plan.cost.seconds is None
+    assert plan.cost.iterations == 6 + 8
+    other_done = plan_of(
+        sweep, lambda trial: View(False, "stopped", rows) if trial.trial_id == first else View(True, "finished")
+    )
+    assert other_done.cost.seconds == 6 * 2
+
+
+def test_of_equally_near_trials_the_newest_lends_its_pace(
+    sweep_of: Make, drive: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The machine may have become another one since. The older one comes first by name and by folder."""
+    home = tmp_path / "home"
+    drive(sweep_of(**{"axes.filter.keep_ratio": [1.0]}, seeds=2), home)
+    ids = sorted(folder.name for folder in (home / "trials").iterdir())
+    for age, trial in zip((200, 100), ids, strict=True):
+        os.utime(trial_folder(home, trial) / DONE_FILE, (2e9 - age, 2e9 - age))
+    assert [known.trial_id for known in known_in(home)] == ids[::-1]
+    (planned,) = plan_here(sweep_of(name="new", **{"axes.filter.keep_ratio": [1.0]}, seeds=[7]), home).trials
+    assert planned.estimate is not None
+    assert planned.estimate.basis == f"trial {ids[1]} of this home, whose cost knobs are the same"
 
 
 def test_the_nearest_finished_trial_of_the_home(sweep_of: Make, drive: Callable[..., Any], tmp_path: Path) -> None:

@@ -152,6 +152,11 @@ def test_another_function_is_named_with_what_is_allowed(text: str) -> None:
         ("optim.updates == null", True),
         ("optim.updates != null", False),
         ("'ppo' == algo.name", True),
+        ("0.00010005 < 1e-4", False),  # near is not equal: they lie half a thousandth apart
+        ("1e-4 < 0.00010005", True),
+        ("1000 * rollout.responses == 16008", False),
+        ("1000 == 1000.5", False),
+        ("optim.lr in [0.5005, 0.4995]", False),
     ],
 )
 def test_worked_conditions(text: str, truth: bool) -> None:
