@@ -1,8 +1,10 @@
-"""Failures in a row without a new iteration are what counts; the wait between them doubles."""
+"""Failures in a row without a new iteration are what counts; there is a short wait before each attempt."""
 
 from __future__ import annotations
 
-from ragen_lab.sweep.retry import LONGEST_WAIT, MOST, Retries
+import itertools
+
+from ragen_lab.sweep.retry import MOST, Retries
 from ragen_lab.sweep.worker import TrialResult
 
 
@@ -33,7 +35,10 @@ def test_what_cannot_mend_itself_is_not_tried() -> None:
     assert Retries().wait_after(failed(9, permanent=True)) is None
 
 
-def test_the_wait_is_bounded() -> None:
-    retries = Retries(reached=5, in_row=1)
-    assert retries.wait_after(failed(5)) == 1.0
-    assert LONGEST_WAIT >= 1.0
+def test_no_wait_is_longer_than_a_second() -> None:
+    """Wherever five attempts in a row end: a third failure at the same place is the last one."""
+    waits = set()
+    for places in itertools.product(range(-1, 3), repeat=5):
+        retries = Retries()
+        waits |= {retries.wait_after(failed(place)) for place in places}
+    assert waits == {0.5, 1.0, None}
