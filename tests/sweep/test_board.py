@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ragen_lab.sweep.board import Board, duration, plural
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.watch import Follower, alarms, cut_in_the_middle, sparkline, table
+from ragen_lab.sweep.worker import TrialResult
 from ragen_lab.track import trial_folder
 
 Make = Callable[..., Sweep]
@@ -136,6 +138,31 @@ def test_seconds_add_up_over_attempts(sweep_of: Make, tmp_path: Path, monkeypatc
     assert (board.entries[first].seconds(), board.entries[first].tries) == (12, 2)
 
 
+def test_the_time_left_is_that_of_all_trials_shared_by_those_that_run(sweep_of: Make, tmp_path: Path) -> None:
+    """2 s and 4 s an iteration, 3 s for who has none yet: 5 x 2 + 2 x 4 + 8 x 3 + 8 x 3 = 66 s, two at a time."""
+    sweep = sweep_of()
+    board = Board(make_plan(sweep, tmp_path), tmp_path)
+    assert board.seconds_left() is None
+    for index, count, seconds in ((0, 4, 2.0), (1, 7, 4.0)):
+        board.started(sweep.trials[index].trial_id)
+        write_rows(tmp_path, sweep, index, count, seconds)
+    board.poll()
+    assert board.seconds_left() == 33
+    board.ended(sweep.trials[2].trial_id, TrialResult(sweep.trials[2].trial_id, "failed", -1))
+    assert board.seconds_left() == (66 - 24) / 2  # given up
+
+
+def test_no_sweep_is_done_before_its_slowest_trial(sweep_of: Make, tmp_path: Path) -> None:
+    """Two trials, 5 and 2 iterations of 2 s left: 10 s, although 14 s on two workers would be 7."""
+    sweep = sweep_of(seeds=1)
+    board = Board(make_plan(sweep, tmp_path), tmp_path)
+    for index, count in ((0, 4), (1, 7)):
+        board.started(sweep.trials[index].trial_id)
+        write_rows(tmp_path, sweep, index, count)
+    board.poll()
+    assert board.seconds_left() == 10
+
+
 def test_the_stage_before_the_first_row(sweep_of: Make, tmp_path: Path) -> None:
     sweep = sweep_of()
     board = Board(make_plan(sweep, tmp_path), tmp_path)
@@ -156,6 +183,18 @@ def test_a_terminal_gets_the_table_and_a_log_gets_lines(sweep_of: Make, tmp_path
         pass
     assert "keep_ratio=1.0" in screen.getvalue()
     assert "8/8" in screen.getvalue()
+    board.started(sweep.trials[1].trial_id)
+    log, polls = io.StringIO(), threading.Semaphore(0)
+    with Follower(board, Console(file=log, width=40), live=False, every=0.0, on_poll=polls.release):
+        for _ in range(2):  # the second poll comes after the first line
+            assert polls.acquire(timeout=30)
+    first, *_ = log.getvalue().splitlines()
+    assert first == "1 of 4 trials done, 1 running · keep_ratio=0.25 seed 0: 0/8"  # in one piece, and no drawing
+    silent = io.StringIO()
+    with Follower(board, Console(file=silent), live=False, every=600.0, on_poll=polls.release):
+        assert polls.acquire(timeout=30)
+        assert polls.acquire(timeout=30)
+    assert silent.getvalue() == ""
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12600, "3.5 h")])

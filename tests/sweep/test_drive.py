@@ -74,7 +74,7 @@ def test_sweeps_share_trials_and_grow(sweep_of: Make, drive: Drive, tmp_path: Pa
     assert set(calls(home).values()) == {1}
     reused = {(trial["arm"], trial["seed"]): trial["reused"] for trial in other.result["trials"]}
     assert not reused["keep_ratio=1.0", 0]  # four iterations more
-    assert sum(added.values()) < sum(calls(home).values()) / 2 + 9
+    assert sum(added.values()) == 2 * 4 + 13 + 8  # two finished go on; the new seed to its end, and to its collapse
     assert len(from_home(home, "tested").runs) == 4
     assert [len(run.rows) for run in from_home(home, "tested") if run.status == "finished"] == [9, 9]
     assert [len(run.rows) for run in from_home(home, "other") if run.status == "finished"] == [13, 13, 13]
@@ -386,7 +386,7 @@ def test_another_page_may_not_take_a_name(write: Callable[..., Path], drive: Dri
     assert len(from_home(tmp_path / "home", "tested")) == 6
     larger.unlink()
     _, text = drive(load_sweep(other, off))  # the page has been moved: no one else claims the name
-    assert "5 trials left this sweep" in text or "6 trials left this sweep" in text
+    assert "5 trials left this sweep" in text  # of six; the page has 0.5 with seed 0 as well
 
 
 def test_runs_of_a_page_add_up(write: Callable[..., Path], drive: Drive, tmp_path: Path) -> None:
