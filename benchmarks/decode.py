@@ -77,7 +77,7 @@ def main() -> None:
     ours, theirs = rates(native), rates(peer)
     for name, found in (("native engine", ours), ("transformers generate", theirs)):
         print(f"{name:22} median {statistics.median(found):7.0f} tokens/s ({min(found):.0f} to {max(found):.0f})")
-    print(f"ratio {statistics.median(ours) / statistics.median(theirs):.2f}")
+    print(f"ratio {statistics.median(ours) / statistics.median(theirs):.2f}, load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What 500 trials of one second cost beside their work: `python -m benchmarks.many_trials`.
 
 The trainer of the fault harness sleeps for a second in eleven rows. Told: wall clock and CPU seconds, peak memory of
-driver and workers, files and bytes of the home, rows in MLflow, and what `ragen-lab sweep` takes once all is done:
-first with the report still to be written, then five times with nothing left to do.
+the driver and of the largest other process, files and bytes of the home, rows in MLflow, and what `ragen-lab sweep`
+takes once all is done: first with the report still to be written, then five times with nothing left to do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def peak(pid: int) -> int:
 
 
 def run(folder: Path, engine: str, workers: int, seconds: float) -> tuple[float, float, dict[str, int]]:
-    """(wall seconds, CPU seconds of all its processes, peak bytes of "driver", "workers" and "other")."""
+    """(wall seconds, CPU seconds of all its processes, peak bytes of "driver" and of the "largest other" process)."""
     command = [sys.executable, "-m", "benchmarks.faults.driver", str(folder / "many.yaml"), str(folder / "home")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), FOLDER: str(folder), SECONDS: str(seconds / ROWS)}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -28,4 +29,4 @@ if __name__ == "__main__":
                 [sys.executable, "-c", TRIAL, str(PAGE), home, algo], capture_output=True, text=True, check=True
             )
         print(f"{algo}: peak {float(done.stdout.split()[-1]):.0f} MiB (imports included)")
-    print(f"page size {resource.getpagesize()} B")
+    print(f"page size {resource.getpagesize()} B, load {os.getloadavg()[0]:.1f}")

@@ -7,6 +7,7 @@ worker, less the seconds that the trial itself logged for rollout, update and ev
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import statistics
 import subprocess
@@ -61,3 +62,4 @@ if __name__ == "__main__":
     for name, local in (("ray", False), ("local pool", True)):
         found = overheads(local)
         print(f"{name:10} median {statistics.median(found):.2f} s, max {max(found):.2f} s over {len(found)} trials")
+    print(f"load {os.getloadavg()[0]:.1f}")
