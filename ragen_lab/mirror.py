@@ -7,20 +7,17 @@ import logging
 import math
 import os
 import re
-import signal
-import subprocess
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from ragen_lab.errors import ConfigError, HomeError, TrackingError
+from ragen_lab.errors import ConfigError, TrackingError
 from ragen_lab.mirror_traces import delete_traces, write_traces
 from ragen_lab.provenance import redact
 from ragen_lab.track import locked, read_system, read_trajectories
@@ -32,7 +29,7 @@ if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not 
 
 log = logging.getLogger(__name__)
 
-_MLFLOW_QUIET = {
+MLFLOW_QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # its errors are raised too, and told by us without their tracebacks
@@ -123,7 +120,7 @@ def open_mlflow(uri: str) -> MlflowClient:
     """
     if fault := uri_fault(uri):
         raise ConfigError("track.mlflow_uri", [fault])
-    for key, value in _MLFLOW_QUIET.items():
+    for key, value in MLFLOW_QUIET.items():
         os.environ.setdefault(key, value)
     from mlflow.tracking import MlflowClient
 
@@ -408,81 +405,6 @@ class MLflowMirror:
             self._client.set_terminated(run_id, status, end)
         else:
             self._client.update_run(run_id, status=status)
-
-
-@dataclass(frozen=True)
-class SweepPages:
-    """Addresses, below the server's, of the MLflow pages that show a sweep."""
-
-    runs: str  # one line per trial: the plain list folds them under the sweep's own run
-    success: str  # eval/success over iterations, one curve per trial
-    compare: str  # parameters and last metrics side by side
-
-
-def sweep_pages(uri: str) -> dict[str, SweepPages]:
-    """Sweep -> its pages. Raises TrackingError where the database cannot be read."""
-    client = open_mlflow(uri)
-    pages: dict[str, SweepPages] = {}
-    with mlflow_errors(uri):
-        for experiment in client.search_experiments():
-            runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
-            ids = [run.info.run_id for run in runs if "mlflow.parentRunId" in run.data.tags and current(run.data.tags)]
-            if ids:
-                these = f"runs={_quoted(ids)}&experiments={_quoted([experiment.experiment_id])}"
-                metric = _quoted("eval/success")
-                pages[experiment.name] = SweepPages(
-                    f"#/experiments/{experiment.experiment_id}/runs?searchFilter={quote(_TRIALS)}"
-                    f"&orderByKey={quote('tags.`position`')}&orderByAsc=true",
-                    f"#/metric?{these}&metric={metric}&plot_metric_keys=%5B{metric}%5D&x_axis=step"
-                    f"&y_axis_scale=linear&line_smoothness=1&show_point=true",
-                    f"#/compare-runs?{these}",
-                )
-    return pages
-
-
-_TRIALS = "tags.arm != ''"
-
-
-def _quoted(value: Any) -> str:
-    return quote(json.dumps(value, separators=(",", ":")))
-
-
-def serve_ui(home: Path, port: int, say: Callable[[str], None]) -> int:
-    """Serve the MLflow pages of a home on the loopback interface until interrupted; the exit code.
-
-    ``say`` is told the address and the pages of each sweep.
-    Raises HomeError where there is nothing to show.
-    """
-    file = home / "mlflow.db"
-    if not file.is_file():
-        raise HomeError(f"{home} holds no MLflow database yet. Run a sweep first, or name another --home.")
-    environment = {
-        **os.environ,
-        **{key: os.environ.get(key, value) for key, value in _MLFLOW_QUIET.items()},
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # two processes instead of ten
-    }
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", default_uri(home),
-               "--default-artifact-root", (home / "mlflow-artifacts").absolute().as_uri(),
-               "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-               "--uvicorn-opts", "--log-level warning"]  # fmt: skip
-    address = f"http://127.0.0.1:{port}"
-    say(f"MLflow: {address} (Ctrl-C to end)")
-    for sweep, pages in sweep_pages(default_uri(home)).items():
-        say(f"{sweep}, its trials: {address}/{pages.runs}")
-        say(f"{sweep}, success over iterations: {address}/{pages.success}")
-        say(f"{sweep}, compared: {address}/{pages.compare}")
-    # A session of its own: the server is two processes, and both must go when we are told to.
-    server = subprocess.Popen(command, env=environment, start_new_session=True)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return server.wait()
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
 
 
 def _words(numbers: Iterable[int]) -> str:

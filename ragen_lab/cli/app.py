@@ -413,7 +413,7 @@ def ui(
 
     Example: ragen-lab ui --port 5001
     """
-    from ragen_lab.mirror import serve_ui
+    from ragen_lab.mirror_pages import serve_ui
 
     sys.exit(serve_ui(home, port, lambda line: print(line, flush=True)))
 
