@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.track import read_system
-from tests.sweep.conftest import numbers
+from tests.sweep.conftest import PAGE, numbers
+from tests.test_track import a_run
 
 Make = Callable[..., Sweep]
 Drive = Callable[..., tuple[Finished, str]]
@@ -380,3 +382,56 @@ def test_a_mirror_that_fails_does_not_stop_the_others(
     assert "Broken at nowhere lacks the newest results." in text
     assert all(trial["mlflow_run_id"] for trial in finished.result["trials"])
     assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 2
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        ("finished collapsed pruned", "FINISHED"),
+        ("finished failed pruned", "FAILED"),
+        ("failed stopped pending", "FAILED"),
+        ("finished stopped", "KILLED"),
+        ("finished pending", "KILLED"),
+        ("finished running", "KILLED"),
+    ],
+)
+def test_the_state_of_a_sweep_is_that_of_its_trials(states: str, status: str) -> None:
+    assert mirroring._parent_status([a_run(3, status=each) for each in states.split()]) == status
+
+
+def test_trials_computed_again_elsewhere_are_mirrored_again(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """Another sweep of the home shares them and computes them anew: same trials, states and rows, other times."""
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1, mlflow=True))
+    trials = home / "trials"
+    trials.rename(home / "away")
+    drive(sweep_of(PAGE.replace("findings", "name: second\nfindings"), seeds=1))
+    drive(sweep_of(seeds=1, mlflow=True))
+    for run, shown in zip(from_home(home, "tested"), from_mlflow(default_uri(home), "tested"), strict=True):
+        assert [row["timestamp"] for row in shown.rows] == [row["timestamp"] for row in run.rows]
+
+
+@TENSORBOARD
+def test_tensorboard_rows_computed_again_between_two_flushes(tmp_path: Path) -> None:
+    from tests.test_mirror import again_from
+
+    def times() -> list[float]:
+        from tensorboardX.proto.event_pb2 import Event
+
+        found = []
+        for file in tmp_path.glob("tensorboard/tested/*/events*"):
+            data = file.read_bytes()
+            while data:
+                (length,) = struct.unpack("<Q", data[:8])
+                event = Event.FromString(data[12 : 12 + length])
+                data = data[16 + length :]
+                found += [event.wall_time] * any(value.tag == "eval/success" for value in event.summary.value)
+        return found
+
+    shown = mirror_folders.TensorBoardMirror(tmp_path, "tested")
+    shown.flush([a_run(4)])
+    later = again_from(a_run(6), 2)
+    shown.flush([later])
+    assert times() == [row["timestamp"] for row in later.rows]
+    shown.flush([replace(later, status="finished")])
+    assert times() == [row["timestamp"] for row in later.rows]
