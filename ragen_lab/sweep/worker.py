@@ -29,6 +29,7 @@ import numpy as np
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, RagenLabError, TrialLocked
+from ragen_lab.redaction import redact
 from ragen_lab.runs import View, look
 from ragen_lab.sweep import bounded_log
 from ragen_lab.sweep.bounded_log import BoundedLog
@@ -100,7 +101,9 @@ def run_trial(request: TrialRequest) -> TrialResult:
     except TrialLocked as error:
         result = TrialResult(request.trial_id, "pending", look(folder, request.cfg).iteration, error=str(error))
     except OSError as error:  # outside the trial: its folder itself cannot be used
-        result = TrialResult(request.trial_id, "failed", -1, error=_sentence(error, folder), cause=_cause(error))
+        result = TrialResult(
+            request.trial_id, "failed", -1, error=redact(_sentence(error, folder)), cause=_cause(error)
+        )
     return replace(result, seconds=time.monotonic() - started, pid=os.getpid(), host=socket.gethostname())
 
 
@@ -131,7 +134,7 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
         except KeyboardInterrupt:  # the user's, not the trial's
             raise
         except BaseException as problem:  # the border of the trial: exits and panics of libraries are reported too
-            error, cause = _sentence(problem, folder), _cause(problem)
+            error, cause = redact(_sentence(problem, folder)), _cause(problem)
             permanent = isinstance(problem, ConfigError)
             _write_traceback(folder / LOG_FILE, request.capture)
         (folder / STAGE_FILE).unlink(missing_ok=True)
