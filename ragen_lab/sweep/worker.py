@@ -101,9 +101,7 @@ def run_trial(request: TrialRequest) -> TrialResult:
     except TrialLocked as error:
         result = TrialResult(request.trial_id, "pending", look(folder, request.cfg).iteration, error=str(error))
     except OSError as error:  # outside the trial: its folder itself cannot be used
-        result = TrialResult(
-            request.trial_id, "failed", -1, error=redact(_sentence(error, folder)), cause=_cause(error)
-        )
+        result = TrialResult(request.trial_id, "failed", -1, error=_sentence(error, folder), cause=_cause(error))
     return replace(result, seconds=time.monotonic() - started, pid=os.getpid(), host=socket.gethostname())
 
 
