@@ -36,7 +36,7 @@ _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         # scheme://user:password@host, where the password may hold '@', and one with a '/' (a port is no password).
         (rf"(?i)\b([a-z][a-z0-9+.\-]*://)([^\s/'\"<>:@]*):{_NEW}[^\s/'\"<>]+@", rf"\1\2:{HIDDEN}@"),
         (
-            rf"(?i)\b([a-z][a-z0-9+.\-]*://)([^\s/'\"<>:@\[]*):{_NEW}(?!\d{{1,5}}[/?#])[^\s'\"<>@]*/[^\s'\"<>]*@",
+            rf"(?i)\b([a-z][a-z0-9+.\-]*://)([^\s/'\"<>:@\[]*):{_NEW}(?!\d{{1,5}}[/?#])[^\s'\"<>@]{{0,99}}/[^\s'\"<>]{{0,99}}@",
             rf"\1\2:{HIDDEN}@",
         ),
         # scheme://token@host; the name before the host of a repository's address is mostly that of a user.
@@ -46,7 +46,8 @@ _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (rf"(?i)\b(authorization{_IS}['\"]?(?:bearer|basic|token)?\s*)[^\s'\",;]{{4,}}", rf"\1{HIDDEN}"),
         (r"(?i)\b(bearer\s+)[a-z0-9._~+/\-]{12,}=*", rf"\1{HIDDEN}"),
         # Well-known shapes of keys: GitHub, GitLab, Hugging Face, OpenAI and others, Slack, AWS, Google, JWT, W&B.
-        (r"\b(gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abeoprs]-)[A-Za-z0-9_\-]{16,}", rf"\1{HIDDEN}"),
+        (r"\b(gh[pousr]_|github_pat_|glpat-|sk-|xox[abeoprs]-)[A-Za-z0-9_\-]{16,}", rf"\1{HIDDEN}"),
+        (r"\b(hf_)[A-Za-z0-9]{16,}", rf"\1{HIDDEN}"),
         (r"\b(AKIA|ASIA)[A-Z0-9]{16}\b", rf"\1{HIDDEN}"),
         (r"\b(AIza)[A-Za-z0-9_\-]{35}\b", rf"\1{HIDDEN}"),
         (r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*", HIDDEN),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,20 @@ def test_secrets_are_taken_out(text: str, secret: str, kept: str) -> None:
         "mail a@b.c, see http://h/a@b",
         "--set filter.keep_ratio=0.5 --set rollout.max_new_tokens=400",
         "the secret of the keys: none",
+        "http://[::1]:5000/x@y",
+        "hf_deepspeed_config = None",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
+
+
+@pytest.mark.parametrize("piece", ["http://a:b/", "key='", "--password ", "a.b-c/", "x_token=", "password='a"])
+def test_a_long_text_takes_no_long_time(piece: str) -> None:
+    """A patch may have half a million characters, all of them in one line."""
+    began = time.process_time()
+    redact(piece * (500_000 // len(piece)))
+    assert time.process_time() - began < 5
 
 
 def page(tmp_path: Path, options: Any) -> Path:
