@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,29 @@ def test_the_lock_is_what_is_installed() -> None:
 
 
 def test_what_costs_time_is_asked_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_provenance(tmp_path, 0)
+    asked: Counter[str] = Counter()
 
-    def never(*_: Any, **__: Any) -> Any:
-        raise AssertionError("asked again")
+    def of(root: Path) -> Source:
+        asked["source"] += 1
+        return Source("abc", False)
 
-    monkeypatch.setattr(provenance.subprocess, "run", never)
-    monkeypatch.setattr(provenance.metadata, "distributions", never)
-    write_provenance(tmp_path, 1)
+    def distributions() -> list[Any]:
+        asked["packages"] += 1
+        return []
+
+    monkeypatch.setattr(provenance, "source_of", of)
+    monkeypatch.setattr(provenance.metadata, "distributions", distributions)
+    kept = provenance.source, provenance.lock
+    try:
+        for cached in kept:
+            cached.cache_clear()
+        for iteration in range(3):
+            write_provenance(tmp_path, iteration)
+    finally:
+        for cached in kept:
+            cached.cache_clear()  # what was asked here is not true of this process
+    assert asked == {"source": 1, "packages": 1}
+    assert read_provenance(tmp_path)["sessions"] == 3
 
 
 def test_the_password_of_an_address_stays_with_the_ledger(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.track import read_system
 from tests.sweep.conftest import PAGE, numbers
+from tests.sweep.test_search import HALVING
 from tests.test_track import a_run
 
 Make = Callable[..., Sweep]
@@ -435,3 +436,17 @@ def test_tensorboard_rows_computed_again_between_two_flushes(tmp_path: Path) -> 
     assert times() == [row["timestamp"] for row in later.rows]
     shown.flush([replace(later, status="finished")])
     assert times() == [row["timestamp"] for row in later.rows]
+
+
+def test_trials_that_are_pruned_after_they_were_mirrored_whole(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """First without a scheduler, then with one that ends some earlier: MLflow holds what a rebuilding would give."""
+    home, uri = tmp_path / "home", default_uri(tmp_path / "home")
+    drive(sweep_of(HALVING.partition("scheduler")[0], mlflow=True))
+    drive(sweep_of(HALVING, mlflow=True))
+    runs = from_home(home, "tested")
+    assert {run.status for run in runs} == {"finished", "pruned"}
+    assert [len(run.rows) for run in from_mlflow(uri, "tested")] == [len(run.rows) for run in runs]
+    before = content(uri, "tested")
+    assert before["the sweep"][1] == "FINISHED"
+    sync(home, "tested")
+    assert content(uri, "tested") == before
