@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,11 +56,24 @@ def test_the_patch_brings_the_commit_to_the_code_that_ran(checkout: Path) -> Non
 
 
 def test_a_long_patch_is_cut_and_says_so(checkout: Path) -> None:
-    (checkout / "a.py").write_text("".join(f"line {i}\n" for i in range(100_000)))
+    (checkout / "a.py").write_text("".join(f"line {i:06}\n" for i in range(100_000)))
     patch = source_of(checkout).patch or ""
     assert len(patch.encode()) < PATCH_BYTES + 1000
     assert "CUT: the whole difference has " in patch
-    assert patch.rstrip("\n").rpartition("\n")[2].startswith("+line ")
+    assert re.fullmatch(r"\+line \d{6}", patch.rstrip("\n").rpartition("\n")[2])
+
+
+def test_of_many_files_that_git_does_not_track_some_are_named(checkout: Path) -> None:
+    for number in range(60):
+        (checkout / f"new{number:02}.py").write_text("")
+    patch = source_of(checkout).patch or ""
+    assert patch.count("Not tracked by git, so not in this patch: new") == 50
+    assert "... and 10 more files that git does not track" in patch
+
+
+def test_what_git_cannot_read_is_no_checkout(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    assert source_of(tmp_path) == Source()
 
 
 def test_every_session_names_code_packages_command_host_seed_and_times(
@@ -89,6 +104,18 @@ def test_the_lock_is_what_is_installed() -> None:
     assert lines == sorted(lines, key=lambda line: line.split("==")[0])
     assert any(line.startswith("numpy==") for line in lines)
     assert len({line.split("==")[0] for line in lines}) == len(lines)
+
+
+def test_of_two_installations_the_first_is_the_one_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is the same however it is written."""
+    found = [("My_Package", "2"), ("my.package", "1"), ("another", "3")]
+    several = [SimpleNamespace(metadata={"Name": name}, version=version) for name, version in found]
+    monkeypatch.setattr(provenance.metadata, "distributions", lambda: several)
+    lock.cache_clear()
+    try:
+        assert lock() == "another==3\nmy-package==2\n"
+    finally:
+        lock.cache_clear()
 
 
 def test_what_costs_time_is_asked_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

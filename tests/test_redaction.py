@@ -145,6 +145,9 @@ def page(tmp_path: Path, options: Any) -> Path:
         ({"password": "zq"}, "env.options.password", "zq"),
         ({"dbPass": "abcd"}, "env.options.dbPass", "abcd"),
         ({"hub": {"passphrase": "open it"}}, "env.options.hub.passphrase", "open it"),
+        ({"secrets": {"hub": "open"}}, "env.options.secrets.hub", "open"),
+        ({"hf_token": "abcdefghij"}, "env.options.hf_token", "abcdefghij"),
+        ({"myApiKey": "zzzz"}, "env.options.myApiKey", "zzzz"),
         ({"credential": "abc"}, "env.options.credential", "abc"),
         ({"token": "abcdefgh1"}, "env.options.token", "abcdefgh1"),
         ({"key": HEX}, "env.options.key", HEX),
@@ -178,7 +181,7 @@ def test_every_fault_of_secrets_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"token": "P", "key": "K", "tokens": 12345678, "max_tokens": 24, "eos_token": "</s>", "passes": 3},
+        {"token": "P1", "key": "red-door-2", "tokens": 12345678, "max_tokens": 24, "eos_token": "</s>", "passes": 3},
         {"api_key": None, "password": "", "secret": 7, "token": True},
         {"api_key_variable": "OPENAI_API_KEY", "api_key": "$OPENAI_API_KEY", "key_file": "/home/me/key"},
         {"rules": "Find the key: it opens the door.", "commit": HEX, "keys": ["red", "blue"], "key": "red-door"},
