@@ -245,7 +245,8 @@ class MLflowMirror:
 
         ``left``: trials that the sweep no longer asks for; their runs stay and are tagged ``left_sweep``.
         ``positions``: places in the sweep, where ``runs`` are not all of it.
-        Raises TrackingError; the next flush then starts afresh.
+        Raises TrackingError; the next flush then starts afresh. Where a SQLite file was removed under it, every further
+        flush of this process raises: MLflow keeps its connection to the file that is gone.
         """
         self._open()
         try:

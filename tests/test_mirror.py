@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from ragen_lab.errors import TrackingError
 from ragen_lab.mirror import default_uri, open_mlflow, param_from_text, param_to_text
 from ragen_lab.runs import Run, from_mlflow
+from ragen_lab.track import encode_row, trial_folder
 from tests.test_track import a_run, mirror, points, server  # noqa: F401 - a fixture among them
 
 
@@ -86,7 +88,8 @@ def twin(client: Any, run_id: str, **tags: str) -> str:
     later = ("mirrored_iteration", "status", "position", "provenance", "mirrored_rows")
     first = {key: value for key, value in run.data.tags.items() if key not in later}
     name = run.info.run_name
-    return str(client.create_run(run.info.experiment_id, run_name=name, tags={**first, **tags}).info.run_id)
+    made = client.create_run(run.info.experiment_id, start_time=1, run_name=name, tags={**first, **tags})
+    return str(made.info.run_id)
 
 
 @pytest.mark.parametrize("further", ["-1", "9"])
@@ -115,6 +118,82 @@ def test_a_twin_made_while_the_sweep_runs_is_gone_at_its_end(server: Path) -> No
     assert shown.end("FINISHED") == ids
     assert client.get_run(late).info.lifecycle_stage == "deleted"
     assert client.get_run(run_id).info.lifecycle_stage == "active"
+
+
+def test_of_two_runs_without_rows_the_one_with_parameters_stays(server: Path) -> None:  # noqa: F811
+    """The empty one is the older: the first answer was lost, and what followed went to the second."""
+    client = open_mlflow(default_uri(server))
+    waits = a_run(0, status="pending")
+    first = mirror(server, "waiting twin")
+    first.flush([waits])
+    ids = first.end("KILLED")
+    empty = twin(client, ids[waits.trial_id])
+    again = mirror(server, "waiting twin")
+    again.flush([waits])
+    assert again.end("KILLED") == ids
+    assert client.get_run(empty).info.lifecycle_stage == "deleted"
+
+
+def test_after_trouble_the_next_flush_starts_afresh(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """What it knew may be gone: here the run was deleted while the server was away."""
+    shown = mirror(server, "afresh")
+    (old,) = shown.flush([a_run(3)]).values()
+
+    def away(*_: Any, **__: Any) -> None:
+        raise ConnectionRefusedError("no server")
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(shown._client, "log_batch", away)
+        with pytest.raises(TrackingError, match="no server"):
+            shown.flush([a_run(4)])
+    open_mlflow(default_uri(server)).delete_run(old)
+    (new,) = shown.flush([a_run(4)]).values()
+    assert new != old
+    assert [len(run.rows) for run in held(server, "afresh")] == [4]
+
+
+def test_a_removed_database_is_told_at_every_flush(tmp_path: Path) -> None:
+    """MLflow would go on writing into the file that is gone, from any client of this process."""
+    shown = mirror(tmp_path, "removed")
+    shown.flush([a_run(3)])
+    for file in tmp_path.glob("mlflow.db*"):
+        file.unlink()
+    for _ in range(2):
+        with pytest.raises(TrackingError, match="removed or replaced"):
+            shown.flush([a_run(4)])
+
+
+def test_a_deleted_experiment_comes_back(server: Path) -> None:  # noqa: F811
+    client = open_mlflow(default_uri(server))
+    ids = mirror(server, "restored").flush([a_run(3)])
+    client.delete_experiment(client.get_experiment_by_name("restored").experiment_id)
+    mirror(server, "restored").flush([a_run(4)])
+    assert client.get_experiment_by_name("restored").lifecycle_stage == "active"
+    assert [len(run.rows) for run in held(server, "restored")] == [4]
+    assert len(ids) == 1
+
+
+def test_what_was_replaced_is_forgotten_too(server: Path) -> None:  # noqa: F811
+    """A driver that was killed left a run that is replaced and not yet deleted."""
+    client = open_mlflow(default_uri(server))
+    shown = mirror(server, "forgotten")
+    old = shown.flush([a_run(6)]) | shown.flush([a_run(3)])
+    shown = mirror(server, "forgotten")
+    shown.flush([a_run(3)])
+    replaced = list(shown._replaced)
+    assert len(replaced) == 1
+    mirror(server, "forgotten").forget()
+    assert [client.get_run(each).info.lifecycle_stage for each in (*replaced, *old.values())] == ["deleted"] * 2
+
+
+def test_system_metrics_stop_where_the_view_does(server: Path) -> None:  # noqa: F811
+    run = a_run(3, **{"track.system_metrics": True})
+    folder = trial_folder(server, run.trial_id)
+    folder.mkdir(parents=True)
+    lines = [{"iteration": i, "timestamp": 1.7e9 + i, "system/cpu_percent": 1.0} for i in range(6)]
+    (folder / "system.jsonl").write_text("".join(f"{encode_row(line)}\n" for line in lines))
+    (run_id,) = mirror(server, "system").flush([run]).values()
+    assert [step for step, _ in points(default_uri(server), run_id, "system/cpu_percent")] == [0, 1, 2]
 
 
 def test_a_sweep_that_is_there_twice_is_there_once_again(server: Path) -> None:  # noqa: F811
