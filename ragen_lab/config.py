@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.page import scan_experiment
-from ragen_lab.redaction import redact, without_secrets
+from ragen_lab.redaction import REFUSED, redact, without_secrets
 from ragen_lab.sections import (
     ENV_SECTIONS,
     PUBLISHED,
@@ -375,13 +375,8 @@ def _env_faults(env: Any) -> list[str]:
 def _secret_faults(cfg: RunConfig) -> list[str]:
     """Whatever would be hidden in config.json, which would then be another config; the address decides no number."""
     tree = cfg.model_dump()
-    shown = flatten(without_secrets(tree))
-    return [
-        f"{path}: looks like a secret, and a page is copied into trial folders, reports and mirrors. Leave it out and "
-        "let the environment's own code read an environment variable: their values are recorded nowhere."
-        for path, value in flatten(tree).items()
-        if path != "track.mlflow_uri" and shown[path] != value
-    ]
+    shown = {**flatten(without_secrets(tree)), "track.mlflow_uri": cfg.track.mlflow_uri}
+    return [f"{path}: {REFUSED}" for path, value in flatten(tree).items() if shown[path] != value]
 
 
 GROUNDED = ("frozen_lake", "sokoban")  # environments of ours that can say where things are

@@ -6,6 +6,10 @@ import re
 from typing import Any
 
 HIDDEN = "[redacted]"
+REFUSED = (  # of a page: such a leaf could not be told truly in config.json
+    "looks like a secret, and a page is copied into trial folders, reports and mirrors. Leave it out and let the "
+    "environment's own code read an environment variable: their values are recorded nowhere."
+)
 
 # --- in texts ---
 

@@ -24,7 +24,7 @@ import pytest
 from ragen_lab import mirror_folders
 from ragen_lab.errors import ConfigError, TrackingError
 from ragen_lab.mirror import default_uri, open_mlflow
-from ragen_lab.mirror_traces import sample
+from ragen_lab.mirror_traces import sample, write_traces
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import mirroring
 from ragen_lab.sweep.drive import Finished
@@ -32,6 +32,7 @@ from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.track import read_system
 from tests.sweep.conftest import PAGE, numbers
+from tests.sweep.talking import trajectory
 from tests.sweep.test_search import HALVING
 from tests.test_track import a_run
 
@@ -125,6 +126,26 @@ def test_the_number_of_traces_is_a_knob(sweep_of: Make, drive: Drive, tmp_path: 
     for count in (3, 0):  # another view of the trials: their old runs go, with their traces
         drive(sweep_of(seeds=1, mlflow=True, track__traces=count), trainer=TALKING)
         assert held() == 2 * count
+
+
+def test_a_trace_of_an_episode_that_went_wrong_says_so(tmp_path: Path) -> None:
+    from mlflow.entities import TraceState
+    from mlflow.tracing.client import TracingClient
+
+    uri = default_uri(tmp_path)
+    experiment = open_mlflow(uri).create_experiment("wrong", artifact_location=tmp_path.as_uri())
+    run_id = open_mlflow(uri).create_run(experiment).info.run_id
+    entries = [{"iteration": k, "turns": [], **trajectory(k, k)} for k in range(2)]
+    entries[1]["error"] = "the environment refused"
+    write_traces(uri, experiment, run_id, entries, [1.0, 2.0], 2)
+    held = TracingClient(uri).search_traces(locations=[experiment], run_id=run_id)
+    good, bad = sorted(held, key=lambda trace: trace.info.request_time)
+    assert (good.info.state, bad.info.state) == (TraceState.OK, TraceState.ERROR)
+    assert [trace.info.request_time for trace in (good, bad)] == [1000, 2000]
+    assert good.data.spans[0].status.description == ""
+    assert bad.data.spans[0].status.description == "the environment refused"
+    assert bad.data.spans[0].status.status_code == "ERROR"
+    assert good.info.response_preview == "success, reward 0: right right"
 
 
 @pytest.mark.parametrize(("count", "places"), [(0, []), (1, [8]), (2, [0, 8]), (3, [0, 4, 8]), (50, list(range(9)))])
