@@ -477,3 +477,34 @@ def test_trials_that_are_pruned_after_they_were_mirrored_whole(sweep_of: Make, d
     assert before["the sweep"][1] == "FINISHED"
     sync(home, "tested")
     assert content(uri, "tested") == before
+
+
+@TENSORBOARD
+@pytest.mark.parametrize("change", ["nothing", "params", "times", "reason"])
+def test_a_folder_with_another_stamp_is_written_anew(tmp_path: Path, change: str) -> None:
+    from tests.test_mirror import again_from
+
+    run = a_run(4, status="finished")
+    mirror_folders.TensorBoardMirror(tmp_path, "tested").flush([run])
+    (before,) = tmp_path.glob("tensorboard/tested/*/events*")
+    assert b'"random_drop"' not in before.read_bytes()
+    assert f'arm: "{run.arm}"'.encode() in before.read_bytes()  # the words are there, beside the numbers
+    assert b"filter.keep_ratio: 0.25" in before.read_bytes()
+    later = {
+        "nothing": run,
+        "params": replace(run, params={**run.params, "train.iterations": 400}),
+        "times": again_from(run, 2),
+        "reason": replace(run, stop_reason="why"),
+    }[change]
+    kept = before.stat().st_ino, before.stat().st_mtime_ns
+    mirror_folders.TensorBoardMirror(tmp_path, "tested").flush([later])
+    (after,) = tmp_path.glob("tensorboard/tested/*/events*")
+    assert ((after.stat().st_ino, after.stat().st_mtime_ns) == kept) == (change == "nothing")
+
+
+def test_a_sweep_without_mlflow_can_be_shown_there(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1))
+    assert not (home / "mlflow.db").exists()
+    assert sync(home, "tested") == (2, (default_uri(home),))
+    assert len(from_mlflow(default_uri(home), "tested")) == 2
