@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.page import scan_experiment
+from ragen_lab.redaction import REFUSED, redact, without_secrets
 from ragen_lab.sections import (
     ENV_SECTIONS,
     PUBLISHED,
@@ -341,10 +342,11 @@ def cross_faults(cfg: RunConfig) -> list[str]:
     uri = cfg.track.mlflow_uri
     if uri is not None and urlsplit(uri).scheme.split("+")[0] not in URI_SCHEMES:
         faults.append(
-            f"track.mlflow_uri: {uri!r} is no address that MLflow knows; it begins with one of "
+            f"track.mlflow_uri: {redact(uri)!r} is no address that MLflow knows; it begins with one of "
             f"{', '.join(URI_SCHEMES)}, for example http://localhost:5000. null is the database of the home."
         )
     faults += _eval_faults(cfg)
+    faults += _secret_faults(cfg)
     if cfg.detect.level.recovered < cfg.detect.level.fall:
         faults.append("detect.level.recovered: must not be below detect.level.fall.")
     return faults
@@ -368,6 +370,13 @@ def _env_faults(env: Any) -> list[str]:
             f"env.eval_levels: there are no published levels for this setting, only for: {allowed}. Use auto."
         )
     return faults
+
+
+def _secret_faults(cfg: RunConfig) -> list[str]:
+    """Whatever would be hidden in config.json, which would then be another config; the address decides no number."""
+    tree = cfg.model_dump()
+    shown = {**flatten(without_secrets(tree)), "track.mlflow_uri": cfg.track.mlflow_uri}
+    return [f"{path}: {REFUSED}" for path, value in flatten(tree).items() if shown[path] != value]
 
 
 GROUNDED = ("frozen_lake", "sokoban")  # environments of ours that can say where things are

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
 import os
 import re
-import signal
-import subprocess
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from ragen_lab.errors import ConfigError, HomeError, TrackingError
+from ragen_lab.errors import ConfigError, TrackingError
 from ragen_lab.mirror_traces import delete_traces, write_traces
-from ragen_lab.provenance import redact
-from ragen_lab.track import locked, read_system, read_trajectories
+from ragen_lab.redaction import redact
+from ragen_lab.track import Row, locked, read_system, read_trajectories
 
 if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
     from mlflow.tracking import MlflowClient
@@ -32,7 +31,7 @@ if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not 
 
 log = logging.getLogger(__name__)
 
-_MLFLOW_QUIET = {
+MLFLOW_QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # its errors are raised too, and told by us without their tracebacks
@@ -44,6 +43,7 @@ _MLFLOW_QUIET = {
 _BIGGEST = 1.7976931348623157e308  # how MLflow stores infinity
 LEFT, REPLACED = "left_sweep", "replaced"  # tags of runs that a sweep no longer shows, with the value "true"
 _BATCH = 900  # MLflow takes 1000 metrics per call
+_LONGEST = 6000  # characters of a parameter in MLflow, which silently drops the rest; a tag may have 8000
 STATUS_IN_MLFLOW = {"finished": "FINISHED", "collapsed": "FINISHED", "pruned": "KILLED", "stopped": "KILLED",
                     "failed": "FAILED", "pending": "SCHEDULED", "running": "RUNNING"}  # fmt: skip
 
@@ -68,13 +68,25 @@ def metric_name(name: str) -> str:
 
 
 def param_to_text(value: Any) -> str:
-    """A knob's value as an MLflow parameter: words bare, all else as JSON (so that it reads back exactly)."""
+    """A knob's value as an MLflow parameter: words bare, all else as JSON, so that it reads back exactly.
+
+    A text longer than MLflow keeps is ``shortened``: what it holds must equal what we would write again.
+    """
     if isinstance(value, str):
         try:
             json.loads(value)
         except ValueError:
-            return value
-    return json.dumps(value)
+            return shortened(value)
+    return shortened(json.dumps(value))
+
+
+def shortened(text: str, longest: int = _LONGEST) -> str:
+    """``text``, cut where it is too long, with a digest of the whole: different long texts stay different."""
+    if len(text) <= longest:
+        return text
+    digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]
+    said = f" ... [cut; the whole has {len(text)} characters, SHA-256 {digest}]"
+    return text[: longest - len(said)] + said
 
 
 def param_from_text(text: str) -> Any:
@@ -110,6 +122,12 @@ def uri_fault(uri: str) -> str | None:
     )
 
 
+def _stamp(rows: Sequence[Row]) -> str:
+    """How many rows, and a digest of their times: a row that is computed again has another time."""
+    times = ",".join(repr(row["timestamp"]) for row in rows)
+    return f"{len(rows)} {hashlib.sha256(times.encode()).hexdigest()[:16]}"
+
+
 def current(tags: Mapping[str, str]) -> bool:
     """Whether the run with these tags is what its sweep asks for now: neither gone from it nor replaced."""
     return tags.get(LEFT) != "true" and tags.get(REPLACED) != "true"
@@ -123,7 +141,7 @@ def open_mlflow(uri: str) -> MlflowClient:
     """
     if fault := uri_fault(uri):
         raise ConfigError("track.mlflow_uri", [fault])
-    for key, value in _MLFLOW_QUIET.items():
+    for key, value in MLFLOW_QUIET.items():
         os.environ.setdefault(key, value)
     from mlflow.tracking import MlflowClient
 
@@ -184,14 +202,22 @@ class _Child:
     tags: dict[str, str]
     mirrored: int  # last iteration written
 
+    def agrees(self, params: Mapping[str, str], rows: Sequence[Row]) -> bool:
+        """Whether it can grow into a run of these: nothing that was or may have been written would have to go."""
+        noted = self.tags.get("mirrored_rows", "")
+        count = int(noted.partition(" ")[0] or 0)
+        started = count > 0 or not rows  # one made without rows, at the end of a session, has no true start
+        return self.params == params and started and noted == _stamp(rows[:count])
+
 
 @dataclass
 class MLflowMirror:
     """Writes the runs of one sweep into MLflow; only the driver does, in batches.
 
     ``flush`` may be called with the same runs any number of times: points that are there are not
-    written again. What is there is asked of MLflow itself (tag ``mirrored_iteration``), so a killed
-    driver, an emptied database or another server need no bookkeeping of ours.
+    written again. What is there is asked of MLflow itself, so a killed driver, an emptied database or
+    another server need no bookkeeping of ours: the tag ``mirrored_rows`` says, before they are written,
+    which rows a run may hold, and ``mirrored_iteration`` afterwards how far it surely goes.
     """
 
     uri: str
@@ -219,7 +245,8 @@ class MLflowMirror:
 
         ``left``: trials that the sweep no longer asks for; their runs stay and are tagged ``left_sweep``.
         ``positions``: places in the sweep, where ``runs`` are not all of it.
-        Raises TrackingError; the next flush then starts afresh.
+        Raises TrackingError; the next flush then starts afresh. Where a SQLite file was removed under it, every further
+        flush of this process raises: MLflow keeps its connection to the file that is gone.
         """
         self._open()
         try:
@@ -258,6 +285,7 @@ class MLflowMirror:
                 for run, place in self._waiting.values():
                     self._write(run, place)
                 self._waiting = {}
+                self._find()  # again: a request that the library has repeated may have left a run twice
                 while self._replaced:
                     self._delete(self._replaced.pop())
                 self._client.set_terminated(self._parent, status)
@@ -297,22 +325,43 @@ class MLflowMirror:
             if experiment.lifecycle_stage == "deleted":
                 client.restore_experiment(self._experiment)
         client.set_experiment_tag(self._experiment, "mlflow.note.content", _NOTE)
-        mine = f"tags.`ragen_lab.home` = '{self.home_id}'"
-        found = self._search(f"{mine} and tags.`ragen_lab.role` = 'sweep'")
-        if found:
-            self._parent = found[0].info.run_id
+        self._sort_out(self._search(f"tags.`ragen_lab.home` = '{self.home_id}'"))
+        if self._parent:
             client.update_run(self._parent, status="RUNNING")
         else:
             tags = {"ragen_lab.home": self.home_id, "ragen_lab.role": "sweep", "findings": _words(self.findings)}
             self._parent = client.create_run(self._experiment, run_name=self.sweep, tags=tags).info.run_id
-        self._children, self._replaced = {}, []
-        for run in self._search(f"tags.`mlflow.parentRunId` = '{self._parent}'"):
-            tags = dict(run.data.tags)
-            if tags.get(REPLACED) == "true":
-                self._replaced.append(run.info.run_id)
+        for child in self._children.values():
+            if child.tags.get("mlflow.parentRunId") != self._parent:
+                client.set_tag(child.run_id, "mlflow.parentRunId", self._parent)
+
+    def _sort_out(self, found: Sequence[Any]) -> None:
+        """Which of the runs is the sweep's own and which is each trial's; whatever else there is goes at the end.
+
+        A server that dies after it has made a run and before it says so is asked again, and makes another one.
+        """
+        replaced = {run.info.run_id for run in found if run.data.tags.get(REPLACED) == "true"}
+        self._replaced = sorted(replaced)
+        trials = [run for run in found if "trial_id" in run.data.tags and run.info.run_id not in replaced]
+        under = Counter(run.data.tags.get("mlflow.parentRunId") for run in trials)
+        sweeps = [run for run in found if "trial_id" not in run.data.tags and run.info.run_id not in replaced]
+        self._parent, self._children = "", {}
+        for run in sorted(sweeps, key=lambda run: (-under[run.info.run_id], run.info.start_time)):
+            if self._parent:
+                self._replace(run.info.run_id)
+            self._parent = self._parent or run.info.run_id
+        for run in sorted(trials, key=_furthest):
+            trial_id = run.data.tags["trial_id"]
+            if trial_id in self._children:
+                self._replace(run.info.run_id)
                 continue
-            child = _Child(run.info.run_id, dict(run.data.params), tags, int(tags.get("mirrored_iteration", "-1")))
-            self._children[tags["trial_id"]] = child
+            child = _Child(run.info.run_id, dict(run.data.params), dict(run.data.tags), _mirrored(run))
+            self._children[trial_id] = child
+
+    def _replace(self, run_id: str) -> None:
+        """No longer shown from now on, and deleted at the end, when all else is written."""
+        self._client.set_tag(run_id, REPLACED, "true")
+        self._replaced.append(run_id)
 
     def _search(self, query: str) -> list[Any]:
         found: list[Any] = []
@@ -330,16 +379,13 @@ class MLflowMirror:
         client = self._client
         params = {path: param_to_text(value) for path, value in run.params.items()}
         child = self._children.get(run.trial_id)
-        first = str(run.rows[0]["timestamp"]) if run.rows else ""
-        anew = child is not None and bool(first) and child.tags.get("first_row", first) != first
-        empty = child is not None and child.mirrored < 0 and len(run.rows) > 0  # made at the end of an earlier session
-        if child is not None and (child.params != params or anew or empty):
-            # Parameters and the start are immutable in MLflow, and a sweep may ask for more iterations or another
-            # stopping policy later: its view of the trial is then a new run. The old one goes when that is written.
-            # So it does for a trial that was computed again from its start (its first row is another one).
-            client.set_tag(child.run_id, REPLACED, "true")
-            self._replaced.append(child.run_id)
+        if child is not None and not child.agrees(params, run.rows):
+            # Parameters, the start and points are immutable in MLflow. A sweep may ask for more iterations or another
+            # stopping policy later, or end a trial earlier than another sweep did; rows may be computed again. Its
+            # view of the trial is then a new run. The old one goes when that is written.
+            self._replace(child.run_id)
             child = None
+        stamp = _stamp(run.rows)
         if child is None:
             start = int(run.rows[0]["timestamp"] * 1000) if run.rows else int(time.time() * 1000)
             fixed = {
@@ -350,6 +396,7 @@ class MLflowMirror:
                 "arm": run.arm,
                 "seed": str(run.seed),
                 "findings": _words(self.findings),
+                "mirrored_rows": stamp,
             }
             made = client.create_run(
                 self._experiment, start_time=start, run_name=f"{run.arm} · seed {run.seed}", tags=fixed
@@ -359,6 +406,9 @@ class MLflowMirror:
             for begin in range(0, len(entries), 100):
                 client.log_batch(child.run_id, params=entries[begin : begin + 100])
             self._children[run.trial_id] = child
+        if child.tags["mirrored_rows"] != stamp:
+            client.set_tag(child.run_id, "mirrored_rows", stamp)  # before the points: we may be killed among them
+            child.tags["mirrored_rows"] = stamp
         system = read_system(self.home, run.trial_id) if run.params.get("track.system_metrics") else []
         points = [
             Metric(metric_name(name), value, round(row["timestamp"] * 1000), int(row["iteration"]))
@@ -374,12 +424,11 @@ class MLflowMirror:
         tags = {
             "position": f"{position:05d}",  # MLflow sorts tags as text
             "status": run.status,
-            "stop_reason": run.stop_reason or "",
+            "stop_reason": shortened(run.stop_reason or ""),
             "stop_iteration": "" if run.stop_iteration is None else str(run.stop_iteration),
-            "provenance": json.dumps(run.provenance),
+            "provenance": _provenance(run.provenance),
             "mirrored_iteration": str(child.mirrored),
             "mirrored_traces": traced,
-            "first_row": first or child.tags.get("first_row", ""),
             LEFT: "",
         }
         changed = {key: value for key, value in tags.items() if child.tags.get(key, "") != value}
@@ -410,79 +459,19 @@ class MLflowMirror:
             self._client.update_run(run_id, status=status)
 
 
-@dataclass(frozen=True)
-class SweepPages:
-    """Addresses, below the server's, of the MLflow pages that show a sweep."""
-
-    runs: str  # one line per trial: the plain list folds them under the sweep's own run
-    success: str  # eval/success over iterations, one curve per trial
-    compare: str  # parameters and last metrics side by side
+def _furthest(run: Any) -> tuple[int, int, int]:
+    """The order of a trial's runs, the best one first."""
+    return (-_mirrored(run), -len(run.data.params), run.info.start_time)
 
 
-def sweep_pages(uri: str) -> dict[str, SweepPages]:
-    """Sweep -> its pages. Raises TrackingError where the database cannot be read."""
-    client = open_mlflow(uri)
-    pages: dict[str, SweepPages] = {}
-    with mlflow_errors(uri):
-        for experiment in client.search_experiments():
-            runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
-            ids = [run.info.run_id for run in runs if "mlflow.parentRunId" in run.data.tags and current(run.data.tags)]
-            if ids:
-                these = f"runs={_quoted(ids)}&experiments={_quoted([experiment.experiment_id])}"
-                metric = _quoted("eval/success")
-                pages[experiment.name] = SweepPages(
-                    f"#/experiments/{experiment.experiment_id}/runs?searchFilter={quote(_TRIALS)}"
-                    f"&orderByKey={quote('tags.`position`')}&orderByAsc=true",
-                    f"#/metric?{these}&metric={metric}&plot_metric_keys=%5B{metric}%5D&x_axis=step"
-                    f"&y_axis_scale=linear&line_smoothness=1&show_point=true",
-                    f"#/compare-runs?{these}",
-                )
-    return pages
+def _mirrored(run: Any) -> int:
+    return int(run.data.tags.get("mirrored_iteration", "-1"))
 
 
-_TRIALS = "tags.arm != ''"
-
-
-def _quoted(value: Any) -> str:
-    return quote(json.dumps(value, separators=(",", ":")))
-
-
-def serve_ui(home: Path, port: int, say: Callable[[str], None]) -> int:
-    """Serve the MLflow pages of a home on the loopback interface until interrupted; the exit code.
-
-    ``say`` is told the address and the pages of each sweep.
-    Raises HomeError where there is nothing to show.
-    """
-    file = home / "mlflow.db"
-    if not file.is_file():
-        raise HomeError(f"{home} holds no MLflow database yet. Run a sweep first, or name another --home.")
-    environment = {
-        **os.environ,
-        **{key: os.environ.get(key, value) for key, value in _MLFLOW_QUIET.items()},
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # two processes instead of ten
-    }
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", default_uri(home),
-               "--default-artifact-root", (home / "mlflow-artifacts").absolute().as_uri(),
-               "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-               "--uvicorn-opts", "--log-level warning"]  # fmt: skip
-    address = f"http://127.0.0.1:{port}"
-    say(f"MLflow: {address} (Ctrl-C to end)")
-    for sweep, pages in sweep_pages(default_uri(home)).items():
-        say(f"{sweep}, its trials: {address}/{pages.runs}")
-        say(f"{sweep}, success over iterations: {address}/{pages.success}")
-        say(f"{sweep}, compared: {address}/{pages.compare}")
-    # A session of its own: the server is two processes, and both must go when we are told to.
-    server = subprocess.Popen(command, env=environment, start_new_session=True)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return server.wait()
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
+def _provenance(said: Mapping[str, Any]) -> str:
+    """As JSON that fits into a tag: cut in the middle it could not be read."""
+    short = {key: shortened(value, _LONGEST // 2) if isinstance(value, str) else value for key, value in said.items()}
+    return json.dumps(short, ensure_ascii=False)
 
 
 def _words(numbers: Iterable[int]) -> str:

@@ -128,6 +128,13 @@ class _EventFile:
     writer: Any
     params: dict[str, Any]
     written: int = 0  # rows
+    last: float = 0.0  # the time of the newest of them: one that is computed again has another
+
+    def grows_into(self, run: Run) -> bool:
+        """Whether the run only adds to what was written."""
+        if len(run.rows) < self.written or run.params != self.params:
+            return False
+        return not self.written or run.rows[self.written - 1]["timestamp"] == self.last
 
 
 @dataclass
@@ -171,7 +178,7 @@ class TensorBoardMirror:
         if not run.rows:
             return
         file = self._open.get(run.trial_id)
-        if file is not None and (len(run.rows) < file.written or run.params != file.params):
+        if file is not None and not file.grows_into(run):
             self._close(run.trial_id)  # a damaged checkpoint took rows back, or the sweep asks for another view
             file = None
         if file is None:
@@ -184,7 +191,7 @@ class TensorBoardMirror:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in _numbers(row)]
             event = Event(wall_time=row["timestamp"], step=int(row["iteration"]), summary=Summary(value=values))
             file.writer.write_event(event)
-        file.written = len(run.rows)
+        file.written, file.last = len(run.rows), run.rows[-1]["timestamp"]
         if run.status not in _ENDED:
             file.writer.flush()
             return

@@ -18,54 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ragen_lab import __version__
+from ragen_lab.redaction import redact
 from ragen_lab.sections import SCHEMA_VERSION
 
-HIDDEN = "[redacted]"
 PATCH_BYTES = 500_000  # of uncommitted changes, at most
 _NAMED = ("torch", "transformers", "numpy", "ray", "mlflow")  # shown with the run; the lock holds all
 _UNTRACKED = 50  # names at most
-
-_START = r"(?<![a-z0-9])"  # my_api_key is an api_key, a mytoken no token
-_OPTION = "|".join(rf"(?<={name})\s+" for name in ("--api-key", "--password", "--token", "--secret"))
-_IS = rf"(?:['\"]?\s*[:=]\s*|{_OPTION})"
-# Each pattern keeps what tells a reader that there was a secret, and hides the secret.
-_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), kept)
-    for pattern, kept in (
-        # scheme://user:password@host, and scheme://token@host. The part before '@' may hold '@' itself.
-        (r"(?i)\b([a-z][a-z0-9+.\-]*://)([^\s/'\"<>:@]+):[^\s/'\"<>]+@", rf"\1\2:{HIDDEN}@"),
-        (r"(?i)\b(https?://)[^\s/'\"<>:@\[\]]{16,}@", rf"\1{HIDDEN}@"),
-        # Authorization: Bearer ..., and the scheme with a credential on its own.
-        (r"(?i)\b(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)?\s*)[^\s'\",;]{4,}", rf"\1{HIDDEN}"),
-        (r"(?i)\b(bearer\s+)[a-z0-9._~+/\-]{12,}=*", rf"\1{HIDDEN}"),
-        # Well-known shapes of keys: GitHub, GitLab, Hugging Face, OpenAI and others, Slack, AWS, Google, JWT.
-        (r"\b(gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abeoprs]-)[A-Za-z0-9_\-]{16,}", rf"\1{HIDDEN}"),
-        (r"\b(AKIA|ASIA)[A-Z0-9]{16}\b", rf"\1{HIDDEN}"),
-        (r"\b(AIza)[A-Za-z0-9_\-]{35}\b", rf"\1{HIDDEN}"),
-        (r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*", HIDDEN),
-        (r"(?s)(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", rf"\1{HIDDEN}\2"),
-        # name = value, "name": "value" and --name value, where the name says that it is one.
-        (
-            rf"(?i)({_START}(?:api[_\-]?key|access[_\-]?key|secret[_\-]?key|private[_\-]?key|passwo?r?d|secret){_IS})"
-            r"(?:(['\"])(?!\[redacted\])[^'\"\n]{4,}(?=['\"])"
-            r"|(?!\[redacted\]|['\"]|None\b|null\b|os\.|str\b|\$)[^\s'\",;)\]}]{4,})",
-            rf"\1\2{HIDDEN}",
-        ),
-        # In this code base "token" is mostly a word of a language: only a quoted or number-bearing value is a secret.
-        (
-            rf"(?i)({_START}(?:token|credentials?){_IS})(?:(['\"])[a-z0-9_\-.+/~]{{8,}}(?=['\"])"
-            r"|(?=[a-z_\-.+/~]*\d)[a-z0-9_\-.+/~]{8,}(?![\w(\[.]))",
-            rf"\1\2{HIDDEN}",
-        ),
-    )
-)
-
-
-def redact(text: str) -> str:
-    """``text`` without passwords in addresses, tokens and keys of known shapes, and values of names like api_key."""
-    for pattern, kept in _SECRETS:
-        text = pattern.sub(kept, text)
-    return text
 
 
 @dataclass(frozen=True)

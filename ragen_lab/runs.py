@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ragen_lab.config import RunConfig
+from ragen_lab.config import RunConfig, flatten
 from ragen_lab.detect import replay
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import current, metric_from_mlflow, mlflow_errors, open_mlflow, param_from_text
-from ragen_lab.provenance import redact
+from ragen_lab.redaction import redact, without_secrets
 from ragen_lab.track import (
     LOCK_FILE,
     METRICS_FILE,
@@ -252,21 +252,18 @@ def from_home(home: Path, sweep: str) -> RunTable:
 def run_of(
     view: View, cfg: RunConfig, sweep: str, arm: str, provenance: dict[str, Any], mlflow_run_id: str | None = None
 ) -> Run:
-    """A view of a trial with the names that a sweep gives it, fit to be shown: no password in an address."""
-    params = cfg.flat()
-    if params["track.mlflow_uri"]:
-        params["track.mlflow_uri"] = redact(params["track.mlflow_uri"])
+    """A view of a trial with the names that a sweep gives it, fit to be shown: without secrets."""
     return Run(
         trial_id=cfg.trial_id(),
         config_id=cfg.config_id(),
         sweep=sweep,
         arm=arm,
         seed=cfg.seed,
-        params=params,
+        params=flatten(without_secrets(cfg.model_dump())),
         rows=view.rows,
         status=view.status,
         stop_iteration=view.stop_iteration,
-        stop_reason=view.stop_reason,
+        stop_reason=redact(view.stop_reason) if view.stop_reason else None,
         mlflow_run_id=mlflow_run_id,
         provenance=provenance,
     )

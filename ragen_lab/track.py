@@ -30,6 +30,7 @@ from ragen_lab import provenance
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import CheckpointError, HomeError, TrialLocked
 from ragen_lab.keep import worth_keeping
+from ragen_lab.redaction import redact, without_secrets
 from ragen_lab.sections import SCHEMA_VERSION
 
 T = TypeVar("T")
@@ -316,7 +317,7 @@ def write_provenance(folder: Path, from_iteration: int, command: str = "", seed:
         "started": _now(),
         "ended": None,
         **provenance.code_version(),
-        "command": provenance.redact(command),
+        "command": redact(command),
         "seed": seed,
         "packages": _beside(folder, "packages", packages, ".txt"),
         "patch": None if patch is None else _beside(folder, "uncommitted", patch, ".patch"),
@@ -380,7 +381,7 @@ class FolderTracker:
         file = self.folder / "config.json"
         stored = read_json(file)
         if stored is None and not file.exists():
-            write_json(file, {**mine, "config": _without_secrets(self.cfg.model_dump())})
+            write_json(file, {**mine, "config": without_secrets(self.cfg.model_dump())})
         elif not isinstance(stored, dict):  # torn is not absent: whose rows are these?
             raise CheckpointError(
                 f"{file} cannot be read, so nobody knows whose run this folder holds. Move the folder away (the "
@@ -495,14 +496,6 @@ class FolderTracker:
         with (self.folder / file).open("a", encoding="utf-8") as handle:
             for record in records:
                 handle.write(json.dumps({"iteration": iteration, **record}, ensure_ascii=False) + "\n")
-
-
-def _without_secrets(config: dict[str, Any]) -> dict[str, Any]:
-    """The config for the trial folder, which may be handed on: an address may hold a password."""
-    track = {
-        key: provenance.redact(value) if isinstance(value, str) else value for key, value in config["track"].items()
-    }
-    return {**config, "track": track}
 
 
 class MemoryTracker:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "ragen_lab"
 
 # docs/architecture.md draws these floors; a room may import from lower floors, and from its own room.
 FLOORS: list[set[str]] = [
-    {"errors", "trajectory", "metrics", "phrases", "diversity", "seeds", "keep"},
+    {"errors", "trajectory", "metrics", "phrases", "diversity", "seeds", "keep", "redaction"},
     {"page", "sections"},
     {"config", "inert"},
     {
@@ -28,6 +28,7 @@ FLOORS: list[set[str]] = [
         "track",
         "mirror",
         "mirror_traces",
+        "mirror_pages",
         "mirror_folders",
         "runs",
     },
@@ -45,10 +46,9 @@ NEIGHBOURS = {
     ("reward", "env"),
     ("policy", "prompt"),
     ("track", "provenance"),
-    ("mirror", "provenance"),
-    ("runs", "provenance"),
     ("mirror", "track"),
     ("mirror", "mirror_traces"),
+    ("mirror_pages", "mirror"),
     ("mirror_folders", "track"),
     ("runs", "track"),
     ("runs", "mirror"),

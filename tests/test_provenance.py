@@ -3,68 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ragen_lab import provenance
 from ragen_lab.config import RunConfig
-from ragen_lab.provenance import HIDDEN, PATCH_BYTES, Source, lock, redact, source_of
+from ragen_lab.provenance import PATCH_BYTES, Source, lock, source_of
+from ragen_lab.redaction import HIDDEN
 from ragen_lab.runs import View, run_of
 from ragen_lab.track import FolderTracker, read_provenance, write_done, write_provenance
-
-
-@pytest.mark.parametrize(
-    ("text", "secret", "kept"),
-    [
-        ("sweep p.yaml --set track.mlflow_uri=http://me:hunter2@h:5000", "hunter2", "http://me:"),
-        ("postgresql+psycopg2://me:p@ss@db.host/runs", "p@ss", "@db.host/runs"),
-        ("+ url: https://0123456789abcdef0123@host/x", "0123456789abcdef0123", "@host/x"),
-        ("Authorization: Bearer abcdef.ghi", "abcdef.ghi", "Authorization: Bearer"),
-        ("curl -H 'bearer abcdefghijklmnop'", "abcdefghijklmnop", "curl"),
-        ("+api_key = 'abcd'", "abcd", "api_key = '"),
-        ("WANDB_API_KEY=0123abcd ragen-lab run", "0123abcd", " ragen-lab run"),
-        ('{"password": "correct horse"}', "correct horse", '"password": "'),
-        ("DB_PASSWORD=hunter2;", "hunter2", "DB_PASSWORD="),
-        ("--password hunter", "hunter", "--password "),
-        ("--token abc12345", "abc12345", "--token "),
-        ("hf_token: 'abcdefgh'", "abcdefgh", "hf_token"),
-        ("x = 'ghp_abcdefghijklmnopqrst'", "abcdefghijklmnopqrst", "ghp_"),
-        ("sk-proj-abcdefghijklmnop", "abcdefghijklmnop", "sk-"),
-        ("hf_abcdefghijklmnopqrstu", "abcdefghijklmnopqrstu", "hf_"),
-        ("AKIAABCDEFGHIJKLMNOP", "ABCDEFGHIJKLMNOP", "AKIA"),
-        ("eyJhbGciOiJI.eyJzdWIiOiIx.sig", "eyJzdWIiOiIx", ""),
-        ("-----BEGIN RSA PRIVATE KEY-----\nabc\ndef", "abc", "-----BEGIN RSA PRIVATE KEY-----"),
-    ],
-)
-def test_secrets_are_taken_out(text: str, secret: str, kept: str) -> None:
-    cleaned = redact(text)
-    assert secret not in cleaned
-    assert HIDDEN in cleaned
-    assert kept in cleaned
-    assert redact(cleaned) == cleaned
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "num_tokens = 12345678",
-        "eos_token_id=12345678",
-        "pad_token = tokenizer.pad_token",
-        "token=ids[33333333]",
-        "    password: str",
-        "api_key = os.environ['KEY']",
-        "http://127.0.0.1:5000/#/experiments",
-        "sqlite:////folder/mlflow.db",
-        "git+https://user@host/repository",
-        "mail a@b.c, see http://h/a@b",
-        "--set filter.keep_ratio=0.5 --set rollout.max_new_tokens=400",
-    ],
-)
-def test_what_is_no_secret_stays(text: str) -> None:
-    assert redact(text) == text
 
 
 def git(folder: Path, *words: str) -> None:
@@ -103,11 +56,24 @@ def test_the_patch_brings_the_commit_to_the_code_that_ran(checkout: Path) -> Non
 
 
 def test_a_long_patch_is_cut_and_says_so(checkout: Path) -> None:
-    (checkout / "a.py").write_text("".join(f"line {i}\n" for i in range(100_000)))
+    (checkout / "a.py").write_text("".join(f"line {i:06}\n" for i in range(100_000)))
     patch = source_of(checkout).patch or ""
     assert len(patch.encode()) < PATCH_BYTES + 1000
     assert "CUT: the whole difference has " in patch
-    assert patch.rstrip("\n").rpartition("\n")[2].startswith("+line ")
+    assert re.fullmatch(r"\+line \d{6}", patch.rstrip("\n").rpartition("\n")[2])
+
+
+def test_of_many_files_that_git_does_not_track_some_are_named(checkout: Path) -> None:
+    for number in range(60):
+        (checkout / f"new{number:02}.py").write_text("")
+    patch = source_of(checkout).patch or ""
+    assert patch.count("Not tracked by git, so not in this patch: new") == 50
+    assert "... and 10 more files that git does not track" in patch
+
+
+def test_what_git_cannot_read_is_no_checkout(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    assert source_of(tmp_path) == Source()
 
 
 def test_every_session_names_code_packages_command_host_seed_and_times(
@@ -140,15 +106,42 @@ def test_the_lock_is_what_is_installed() -> None:
     assert len({line.split("==")[0] for line in lines}) == len(lines)
 
 
+def test_of_two_installations_the_first_is_the_one_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is the same however it is written."""
+    found = [("My_Package", "2"), ("my.package", "1"), ("another", "3")]
+    several = [SimpleNamespace(metadata={"Name": name}, version=version) for name, version in found]
+    monkeypatch.setattr(provenance.metadata, "distributions", lambda: several)
+    lock.cache_clear()
+    try:
+        assert lock() == "another==3\nmy-package==2\n"
+    finally:
+        lock.cache_clear()
+
+
 def test_what_costs_time_is_asked_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_provenance(tmp_path, 0)
+    asked: Counter[str] = Counter()
 
-    def never(*_: Any, **__: Any) -> Any:
-        raise AssertionError("asked again")
+    def of(root: Path) -> Source:
+        asked["source"] += 1
+        return Source("abc", False)
 
-    monkeypatch.setattr(provenance.subprocess, "run", never)
-    monkeypatch.setattr(provenance.metadata, "distributions", never)
-    write_provenance(tmp_path, 1)
+    def distributions() -> list[Any]:
+        asked["packages"] += 1
+        return []
+
+    monkeypatch.setattr(provenance, "source_of", of)
+    monkeypatch.setattr(provenance.metadata, "distributions", distributions)
+    kept = provenance.source, provenance.lock
+    try:
+        for cached in kept:
+            cached.cache_clear()
+        for iteration in range(3):
+            write_provenance(tmp_path, iteration)
+    finally:
+        for cached in kept:
+            cached.cache_clear()  # what was asked here is not true of this process
+    assert asked == {"source": 1, "packages": 1}
+    assert read_provenance(tmp_path)["sessions"] == 3
 
 
 def test_the_password_of_an_address_stays_with_the_ledger(tmp_path: Path) -> None:

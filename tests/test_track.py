@@ -27,10 +27,9 @@ from ragen_lab.mirror import (
     open_mlflow,
     param_from_text,
     param_to_text,
-    serve_ui,
-    sweep_pages,
     uri_fault,
 )
+from ragen_lab.mirror_pages import serve_ui, sweep_pages
 from ragen_lab.runs import Run, from_mlflow
 from ragen_lab.track import (
     FolderTracker,
@@ -523,7 +522,7 @@ def test_the_pages_are_served_to_this_machine_only(server: Path, monkeypatch: py
 
     for key in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         monkeypatch.delenv(key, raising=False)
-    monkeypatch.setattr("ragen_lab.mirror.subprocess.Popen", Server)
+    monkeypatch.setattr("ragen_lab.mirror_pages.subprocess.Popen", Server)
     said: list[str] = []
     assert serve_ui(server, 5099, said.append) == 0
     ((command, environment),) = started

@@ -38,14 +38,15 @@ HOME = Path(".ragen-lab")
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit; what the user can mend is told without a traceback."""
     from ragen_lab.errors import CheckpointError, ConfigError, HomeError, NotBuilt, TrackingError, TrialLocked
+    from ragen_lab.redaction import redact
 
     try:
         app(args)
     except (ConfigError, NotBuilt, HomeError) as error:
-        print(error, file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)  # it may repeat what the user gave
         sys.exit(2)
     except (TrialLocked, TrackingError, CheckpointError) as error:
-        print(error, file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("Interrupted. Repeat the command to go on.", file=sys.stderr)
@@ -413,7 +414,7 @@ def ui(
 
     Example: ragen-lab ui --port 5001
     """
-    from ragen_lab.mirror import serve_ui
+    from ragen_lab.mirror_pages import serve_ui
 
     sys.exit(serve_ui(home, port, lambda line: print(line, flush=True)))
 
@@ -471,7 +472,7 @@ def _overrides(texts: list[str] | None) -> dict[str, Any]:
 def _typed(rerun: str | None = None) -> str:
     """The command as it was typed, for messages, the ledger and the report: without the password of an address, and
     without --rerun, because to repeat that would begin all over again."""
-    from ragen_lab.provenance import redact
+    from ragen_lab.redaction import redact
 
     words = sys.argv[1:]
     if rerun is not None:

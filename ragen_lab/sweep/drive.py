@@ -23,7 +23,7 @@ from rich.console import Console
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
 from ragen_lab.mirror import default_uri, uri_fault
 from ragen_lab.mirror_folders import lacking_libraries
-from ragen_lab.provenance import redact
+from ragen_lab.redaction import redact
 from ragen_lab.report.inputs import fingerprint, stands
 from ragen_lab.runs import View, from_home, from_mlflow, look, sweep_record
 from ragen_lab.sweep import control, local, rerun

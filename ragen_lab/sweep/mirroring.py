@@ -124,7 +124,7 @@ class Mirroring:
     def _state(self, runs: list[Run]) -> str:
         """Changes whenever a mirror would have to hold something else."""
         held = [
-            (run.trial_id, run.arm, run.status, len(run.rows), run.stop_iteration, run.stop_reason, run.params)
+            (run.trial_id, run.arm, run.status, *_extent(run), run.stop_iteration, run.stop_reason, run.params)
             for run in runs
         ]
         where = [(hand.mirror.name, hand.mirror.place) for hand in self._hands]
@@ -207,8 +207,16 @@ class _Hand:
             )
 
 
+def _extent(run: Run) -> tuple[int, float | None]:
+    """How many rows, and the time of the newest: rows are computed again to their end, so that one changes."""
+    return len(run.rows), run.rows[-1]["timestamp"] if run.rows else None
+
+
 def _parent_status(runs: Sequence[Run]) -> str:
-    return "FINISHED" if all(run.status in ("finished", "collapsed") for run in runs) else "KILLED"
+    states = {run.status for run in runs}
+    if "failed" in states:
+        return "FAILED"
+    return "FINISHED" if states <= {"finished", "collapsed", "pruned"} else "KILLED"
 
 
 def sync(home: Path, sweep: str) -> tuple[int, tuple[str, ...]]:

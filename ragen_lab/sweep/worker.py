@@ -29,6 +29,7 @@ import numpy as np
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, RagenLabError, TrialLocked
+from ragen_lab.redaction import redact
 from ragen_lab.runs import View, look
 from ragen_lab.sweep import bounded_log
 from ragen_lab.sweep.bounded_log import BoundedLog
@@ -131,7 +132,7 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
         except KeyboardInterrupt:  # the user's, not the trial's
             raise
         except BaseException as problem:  # the border of the trial: exits and panics of libraries are reported too
-            error, cause = _sentence(problem, folder), _cause(problem)
+            error, cause = redact(_sentence(problem, folder)), _cause(problem)
             permanent = isinstance(problem, ConfigError)
             _write_traceback(folder / LOG_FILE, request.capture)
         (folder / STAGE_FILE).unlink(missing_ok=True)

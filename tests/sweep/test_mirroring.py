@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,17 @@ import pytest
 from ragen_lab import mirror_folders
 from ragen_lab.errors import ConfigError, TrackingError
 from ragen_lab.mirror import default_uri, open_mlflow
-from ragen_lab.mirror_traces import sample
+from ragen_lab.mirror_traces import sample, write_traces
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import mirroring
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.track import read_system
-from tests.sweep.conftest import numbers
+from tests.sweep.conftest import PAGE, numbers
+from tests.sweep.talking import trajectory
+from tests.sweep.test_search import HALVING
+from tests.test_track import a_run
 
 Make = Callable[..., Sweep]
 Drive = Callable[..., tuple[Finished, str]]
@@ -70,15 +75,20 @@ def test_a_deleted_database_comes_back_the_same(sweep_of: Make, drive: Drive, tm
     before = content(uri, "tested")
     assert len(before) == 13
     assert all(len(said) == 2 for key, (*_, said) in before.items() if key != "the sweep")
-    for file in home.glob("mlflow.db*"):
-        file.unlink()
-    assert sync(home, "tested") == (12, (uri,))
-    assert content(uri, "tested") == before
-    assert sync(home, "tested") == (12, (uri,))  # and over what is there: nothing is left of it, traces included
-    assert content(uri, "tested") == before
     from mlflow.tracing.client import TracingClient
 
-    assert len(TracingClient(uri).search_traces(locations=["1"], max_results=500, include_spans=False)) == 24
+    for file in home.glob("mlflow.db*"):
+        file.unlink()
+    # In processes of their own, and read under another name: MLflow keeps its connection to the file that is gone.
+    for which in ("first", "second"):  # the second over what is there: nothing is left of it, traces included
+        command = [sys.executable, "-m", "ragen_lab", "sync", "tested", "--home", str(home)]
+        subprocess.run(command, check=True, capture_output=True)
+        copy = tmp_path / f"{which}.db"
+        shutil.copyfile(home / "mlflow.db", copy)
+        assert content(f"sqlite:///{copy}", "tested") == before
+        traces = TracingClient(f"sqlite:///{copy}").search_traces(locations=["1"], max_results=500, include_spans=False)
+        assert len(traces) == 24
+    assert sync(home, "tested") == (12, (uri,))
 
 
 def test_a_trace_tells_one_trajectory(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
@@ -116,6 +126,26 @@ def test_the_number_of_traces_is_a_knob(sweep_of: Make, drive: Drive, tmp_path: 
     for count in (3, 0):  # another view of the trials: their old runs go, with their traces
         drive(sweep_of(seeds=1, mlflow=True, track__traces=count), trainer=TALKING)
         assert held() == 2 * count
+
+
+def test_a_trace_of_an_episode_that_went_wrong_says_so(tmp_path: Path) -> None:
+    from mlflow.entities import TraceState
+    from mlflow.tracing.client import TracingClient
+
+    uri = default_uri(tmp_path)
+    experiment = open_mlflow(uri).create_experiment("wrong", artifact_location=tmp_path.as_uri())
+    run_id = open_mlflow(uri).create_run(experiment).info.run_id
+    entries = [{"iteration": k, "turns": [], **trajectory(k, k)} for k in range(2)]
+    entries[1]["error"] = "the environment refused"
+    write_traces(uri, experiment, run_id, entries, [1.0, 2.0], 2)
+    held = TracingClient(uri).search_traces(locations=[experiment], run_id=run_id)
+    good, bad = sorted(held, key=lambda trace: trace.info.request_time)
+    assert (good.info.state, bad.info.state) == (TraceState.OK, TraceState.ERROR)
+    assert [trace.info.request_time for trace in (good, bad)] == [1000, 2000]
+    assert good.data.spans[0].status.description == ""
+    assert bad.data.spans[0].status.description == "the environment refused"
+    assert bad.data.spans[0].status.status_code == "ERROR"
+    assert good.info.response_preview == "success, reward 0: right right"
 
 
 @pytest.mark.parametrize(("count", "places"), [(0, []), (1, [8]), (2, [0, 8]), (3, [0, 4, 8]), (50, list(range(9)))])
@@ -380,3 +410,101 @@ def test_a_mirror_that_fails_does_not_stop_the_others(
     assert "Broken at nowhere lacks the newest results." in text
     assert all(trial["mlflow_run_id"] for trial in finished.result["trials"])
     assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 2
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        ("finished collapsed pruned", "FINISHED"),
+        ("finished failed pruned", "FAILED"),
+        ("failed stopped pending", "FAILED"),
+        ("finished stopped", "KILLED"),
+        ("finished pending", "KILLED"),
+        ("finished running", "KILLED"),
+    ],
+)
+def test_the_state_of_a_sweep_is_that_of_its_trials(states: str, status: str) -> None:
+    assert mirroring._parent_status([a_run(3, status=each) for each in states.split()]) == status
+
+
+def test_trials_computed_again_elsewhere_are_mirrored_again(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """Another sweep of the home shares them and computes them anew: same trials, states and rows, other times."""
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1, mlflow=True))
+    trials = home / "trials"
+    trials.rename(home / "away")
+    drive(sweep_of(PAGE.replace("findings", "name: second\nfindings"), seeds=1))
+    drive(sweep_of(seeds=1, mlflow=True))
+    for run, shown in zip(from_home(home, "tested"), from_mlflow(default_uri(home), "tested"), strict=True):
+        assert [row["timestamp"] for row in shown.rows] == [row["timestamp"] for row in run.rows]
+
+
+@TENSORBOARD
+def test_tensorboard_rows_computed_again_between_two_flushes(tmp_path: Path) -> None:
+    from tests.test_mirror import again_from
+
+    def times() -> list[float]:
+        from tensorboardX.proto.event_pb2 import Event
+
+        found = []
+        for file in tmp_path.glob("tensorboard/tested/*/events*"):
+            data = file.read_bytes()
+            while data:
+                (length,) = struct.unpack("<Q", data[:8])
+                event = Event.FromString(data[12 : 12 + length])
+                data = data[16 + length :]
+                found += [event.wall_time] * any(value.tag == "eval/success" for value in event.summary.value)
+        return found
+
+    shown = mirror_folders.TensorBoardMirror(tmp_path, "tested")
+    shown.flush([a_run(4)])
+    later = again_from(a_run(6), 2)
+    shown.flush([later])
+    assert times() == [row["timestamp"] for row in later.rows]
+    shown.flush([replace(later, status="finished")])
+    assert times() == [row["timestamp"] for row in later.rows]
+
+
+def test_trials_that_are_pruned_after_they_were_mirrored_whole(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """First without a scheduler, then with one that ends some earlier: MLflow holds what a rebuilding would give."""
+    home, uri = tmp_path / "home", default_uri(tmp_path / "home")
+    drive(sweep_of(HALVING.partition("scheduler")[0], mlflow=True))
+    drive(sweep_of(HALVING, mlflow=True))
+    runs = from_home(home, "tested")
+    assert {run.status for run in runs} == {"finished", "pruned"}
+    assert [len(run.rows) for run in from_mlflow(uri, "tested")] == [len(run.rows) for run in runs]
+    before = content(uri, "tested")
+    assert before["the sweep"][1] == "FINISHED"
+    sync(home, "tested")
+    assert content(uri, "tested") == before
+
+
+@TENSORBOARD
+@pytest.mark.parametrize("change", ["nothing", "params", "times", "reason"])
+def test_a_folder_with_another_stamp_is_written_anew(tmp_path: Path, change: str) -> None:
+    from tests.test_mirror import again_from
+
+    run = a_run(4, status="finished")
+    mirror_folders.TensorBoardMirror(tmp_path, "tested").flush([run])
+    (before,) = tmp_path.glob("tensorboard/tested/*/events*")
+    assert b'"random_drop"' not in before.read_bytes()
+    assert f'arm: "{run.arm}"'.encode() in before.read_bytes()  # the words are there, beside the numbers
+    assert b"filter.keep_ratio: 0.25" in before.read_bytes()
+    later = {
+        "nothing": run,
+        "params": replace(run, params={**run.params, "train.iterations": 400}),
+        "times": again_from(run, 2),
+        "reason": replace(run, stop_reason="why"),
+    }[change]
+    kept = before.stat().st_ino, before.stat().st_mtime_ns
+    mirror_folders.TensorBoardMirror(tmp_path, "tested").flush([later])
+    (after,) = tmp_path.glob("tensorboard/tested/*/events*")
+    assert ((after.stat().st_ino, after.stat().st_mtime_ns) == kept) == (change == "nothing")
+
+
+def test_a_sweep_without_mlflow_can_be_shown_there(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1))
+    assert not (home / "mlflow.db").exists()
+    assert sync(home, "tested") == (2, (default_uri(home),))
+    assert len(from_mlflow(default_uri(home), "tested")) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ragen_lab.errors import ConfigError
 from ragen_lab.runs import look
 from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.spec import Sweep
@@ -121,6 +122,25 @@ def litter(*args: object) -> None:
     os.environ["LEFT_BEHIND"] = "yes"
     os.chdir("/")
     raise RuntimeError("that was all")
+
+
+@pytest.mark.parametrize("trainer", ["telling", "refusing"])
+def test_what_a_failure_says_is_told_without_its_password(sweep_of: Make, tmp_path: Path, trainer: str) -> None:
+    """It goes into DONE.json, and from there to people, the report and every mirror."""
+    request = replace(request_of(sweep_of(), tmp_path), trainer=f"tests.sweep.test_worker:{trainer}")
+    told = run_trial(request).error or ""
+    folder = trial_folder(tmp_path, request.trial_id)
+    assert "no answer from http://me:[redacted]@h" in told
+    assert (read_done(folder) or {})["error"] == told
+    assert look(folder, request.cfg).stop_reason == told
+
+
+def telling(*args: object) -> None:
+    raise RuntimeError("no answer from http://me:hunter2@h")
+
+
+def refusing(*args: object) -> None:
+    raise ConfigError("page", ["env.options: no answer from http://me:hunter2@h"])
 
 
 def test_a_trial_that_another_process_holds(sweep_of: Make, tmp_path: Path) -> None:
