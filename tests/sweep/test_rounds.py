@@ -24,6 +24,9 @@ class World:
     def reached(self, trial: Any, until: int) -> bool:
         return self.came.get(trial.trial_id, 0) >= until
 
+    def collapsed(self, trial: Any, until: int) -> bool:
+        return False
+
     def level(self, trial: Any, until: int) -> float | None:
         return self.level_at(trial, until)
 
