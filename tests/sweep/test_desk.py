@@ -129,7 +129,7 @@ def test_the_source_hears_after_the_board(clock: Clock) -> None:
 def test_a_budget_of_trials_counts_each_once(clock: Clock) -> None:
     """Two may be begun: a is tried again, and asked for more, without counting anew."""
     line = Line(adaptive=True)
-    line.left = list("aabc")
+    line.left = list("abac")
     desk, _ = desk_over(line, most=2)
     a = desk.take(free=1)
     assert a is not None
@@ -137,7 +137,7 @@ def test_a_budget_of_trials_counts_each_once(clock: Clock) -> None:
     clock.now += 1
     assert desk.take(free=1) is a
     desk.ended(a, TrialResult("a", "paused", 4))
-    assert [name(desk.take(free=1)) for _ in range(3)] == ["a", "b", None]
+    assert [name(desk.take(free=1)) for _ in range(3)] == ["b", "a", None]
     assert desk.spent
     assert desk.take(free=1) is None
     assert line.left == []

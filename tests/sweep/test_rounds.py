@@ -235,6 +235,14 @@ def test_a_setting_with_a_failed_seed_is_no_result(rule: Any) -> None:
     # asha: three came, one of them goes on. median: nobody has three others to be compared with.
     assert went_on == ({"d-0", "d-1"} if rule == "asha" else {"a-0", "a-1", "c-0", "c-1", "d-0", "d-1"})
     assert "b" not in {each.arm for each, _ in rounds.resting()}
+    assert made[1].ended is None
+
+
+def test_a_failed_setting_gives_no_room_to_others() -> None:
+    """Five of six came to the rung: one in three of them goes on, and not two."""
+    world = World(by_rank)
+    fail_at("f-0", asha("fabcde", world), world)
+    assert {name for name, at in world.came.items() if at > 2} == {"a-0"}
 
 
 def test_a_later_call_takes_a_failed_setting_up() -> None:
@@ -264,12 +272,24 @@ def test_a_failure_higher_up_leaves_the_lower_rungs_as_they_are() -> None:
 def test_racing_with_a_failed_second_seed() -> None:
     """a fails at its second seed: it gets no third, and its first is still what the others are held against."""
     levels = {"a": 0.9, "b": 0.5, "c": 0.86}
-    world = World(lambda trial, until: levels[trial.arm])
+    world = World(lambda trial, until: 9.0 if trial.trial_id == "a-1" else levels[trial.arm])
     made = [candidate(name, seeds=3, given=1) for name in "abc"]
     rounds = Rounds(made, (8,), world, world.record, margin=0.05)
     fail_at("a-1", rounds, world)
     assert sorted(world.came) == ["a-0", "b-0", "c-0", "c-1", "c-2"]
     assert [rounds.state(each) for each in made] == ["failed", "complete", "complete"]
+    assert made[0].ended is None
+
+
+def test_the_margin_is_part_of_what_can_compete() -> None:
+    """0.5 is just 0.25 below 0.75. A setting without a number gets no second seed, even alone."""
+    levels = {"a": 0.75, "b": 0.5}
+    world = World(lambda trial, until: levels.get(trial.arm))
+    made = [candidate(name, seeds=2, given=1) for name in "ab"]
+    play(Rounds(made, (8,), world, world.record, margin=0.25), world)
+    assert "b-1" in world.came
+    play(Rounds([candidate("x", seeds=2, given=1)], (8,), world, world.record), world)
+    assert "x-1" not in world.came
 
 
 def test_who_has_more_seeds_by_now_is_compared_on_the_same_ones() -> None:
@@ -282,6 +302,11 @@ def test_who_has_more_seeds_by_now_is_compared_on_the_same_ones() -> None:
     rounds = Rounds(made, (2, 6), world, world.record, rule="asha", factor=3, margin=1)
     play(rounds, world)
     assert world.came == {"a-0": 6, "a-1": 6, "b-0": 2, "c-0": 2}
+    world = World(lambda trial, until: {"a": 0.3, "b": 0.5, "c": 0.4}[trial.arm])
+    made = [candidate(name, seeds=2, given=1) for name in "abc"]
+    made[0].rung, made[0].seeds, world.came = 1, 2, {"a-0": 6, "a-1": 6}
+    play(Rounds(made, (2, 6), world, world.record, rule="asha", factor=3, margin=-1), world)
+    assert world.came["b-0"] == 6
 
 
 def test_the_median_rule_compares_on_the_same_seeds() -> None:
@@ -297,12 +322,70 @@ def test_the_median_rule_compares_on_the_same_seeds() -> None:
     assert world.came["d-0"] == 2
 
 
-def test_the_first_seeds_come_first_in_every_rung() -> None:
+@pytest.mark.parametrize("names", ["abcdef", "fedcba"])
+def test_the_first_seeds_come_first_in_every_rung(names: str) -> None:
+    """Nobody goes on before all have come to the first rung, so that the best three of all do."""
     world = World(by_rank)
-    made = [candidate(name, seeds=2) for name in "abcdef"]
+    made = [candidate(name, seeds=2) for name in names]
     done = play(Rounds(made, (2, 6, 18), world, world.record, rule="asha", factor=2), world)
-    order = [("abcdef", 2), ("abc", 6), ("a", 18)]
-    assert done == [(f"{arm}-{seed}", until) for arms, until in order for seed in (0, 1) for arm in arms]
+    assert done[:12] == [(f"{arm}-{seed}", 2) for seed in (0, 1) for arm in names]
+    assert done[12:15] == [(f"{arm}-0", 6) for arm in "abc"]
+    assert sorted(done[15:18]) == [(f"{arm}-1", 6) for arm in "abc"]
+    assert done[18:] == [("a-0", 18), ("a-1", 18)]
+
+
+def test_the_lowest_rung_comes_first() -> None:
+    """a is on its way to the second rung when the driver starts anew; b's second seed is still missing at the first."""
+    world = World(by_rank, came={"a-0": 2, "a-1": 2, "b-0": 2})
+    made = [candidate(name, seeds=2) for name in "ab"]
+    made[0].rung, made[1].rung = 1, 0
+    rounds = Rounds(made, (2, 6), world, world.record, rule="asha")
+    job = rounds.take()
+    assert job is not None
+    assert (job.trial.trial_id, job.until) == ("b-1", 2)
+
+
+def test_who_may_go_on_from_the_higher_rung_does_so_first() -> None:
+    world = World(by_rank, came=dict.fromkeys(["a-0", "b-0", "c-0"], 6) | dict.fromkeys(["d-0", "e-0", "f-0"], 2))
+    rounds = asha("abcdef", world)
+    for place, each in enumerate(rounds.candidates):
+        each.rung = int(place < 3)
+    job = rounds.take()
+    assert job is not None
+    assert (job.trial.trial_id, job.until) == ("a-0", None)
+
+
+def test_a_search_that_ends_early_sees_one_setting_to_its_end() -> None:
+    """That no other one comes is only known when it has been asked for."""
+    world, left, over = World(by_rank), [candidate("b"), candidate("a")], []
+
+    def propose() -> Candidate | None:
+        over.extend([] if left else [True])
+        return left.pop(0) if left else None
+
+    rounds = Rounds(
+        [], (2, 6), world, world.record, rule="asha", factor=3, propose=propose, exhausted=lambda: bool(over)
+    )
+    play(rounds, world)
+    assert world.came == {"b-0": 2, "a-0": 6}
+
+
+def test_a_setting_with_a_numberless_seed_never_goes_on() -> None:
+    world = World(lambda trial, until: None if trial.trial_id == "a-1" else by_rank(trial, until))
+    made = [candidate(name, seeds=2) for name in "abc"]
+    play(Rounds(made, (2, 6), world, world.record, rule="asha", factor=3), world)
+    assert {name for name, at in world.came.items() if at == 6} == {"b-0", "b-1"}
+
+
+def test_the_median_rule_at_the_first_rung_of_all() -> None:
+    """Two seeds: all have come to the first rung before one is judged, so that the first arm can be ended too. Who is
+    at the median goes on."""
+    levels = {"a": 0.1, "b": 0.3, "c": 0.3, "d": 0.3}
+    world = World(lambda trial, until: levels[trial.arm])
+    made = [candidate(name, seeds=2) for name in "abcd"]
+    play(Rounds(made, (4, 8), world, world.record, rule="median", least=2), world)
+    assert [each.arm for each in made if each.ended] == ["a"]
+    assert world.came == {f"{name}-{seed}": 4 if name == "a" else 8 for name in "abcd" for seed in (0, 1)}
 
 
 def test_controls_begin_with_their_first_seeds() -> None:
