@@ -139,6 +139,7 @@ class Board:
         with self.lock:
             entry = self.entries[trial_id]
             entry.running, entry.tries, entry.clock = True, entry.tries + 1, time.monotonic()
+            entry.result = None  # of an earlier attempt, which this one replaces
             entry.tail.poll()
             entry.began = len(entry.tail.rows)
 
@@ -158,7 +159,12 @@ class Board:
         if entry.running:
             entry.spent += time.monotonic() - entry.clock
         entry.running, entry.result, entry.stage = False, result, ""
-        entry.view = ended_at(look(entry.folder, entry.trial.cfg), *(entry.pruned or (None, None)))
+        view = ended_at(look(entry.folder, entry.trial.cfg), *(entry.pruned or (None, None)))
+        if result is not None and result.status == "failed" and not view.done:  # its folder may not say so: a full disk
+            view = replace(
+                view, status="failed", stop_iteration=view.iteration if view.rows else None, stop_reason=result.error
+            )
+        entry.view = view
         entry.provenance = read_provenance(entry.folder)
 
     def poll(self) -> None:

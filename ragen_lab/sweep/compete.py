@@ -17,13 +17,13 @@ from ragen_lab.sections import SCHEMA_VERSION
 from ragen_lab.sweep import design
 from ragen_lab.sweep.desk import Job
 from ragen_lab.sweep.ledger import Ledger, proposals_of
-from ragen_lab.sweep.rounds import Candidate, Rounds
+from ragen_lab.sweep.rounds import BELOW_MEDIAN, Candidate, Rounds, State
 from ragen_lab.sweep.search_page import DERIVED, Range, SearchSection, better, parse_constraint, rungs
 from ragen_lab.sweep.spec import Arm, Sweep, Trial, trial_of
 from ragen_lab.sweep.ties import TieError
 
 if TYPE_CHECKING:  # optuna takes half a second to import, and most sweeps need none
-    from ragen_lab.sweep.search import Known, State
+    from ragen_lab.sweep.search import Known
 
 LAST = 3  # evaluations behind a level, as behind the final success of a report
 SUCCESS, RANDOM = "eval/success", "eval/random"
@@ -57,9 +57,12 @@ class FolderResults:
         return 1.0 if better(self.metric) == "up" else -1.0
 
     def reached(self, trial: Trial, until: int) -> bool:
+        iteration = self.view(trial.trial_id).iteration
+        return iteration >= min(until, trial.cfg.train.iterations) or self.collapsed(trial, until)
+
+    def collapsed(self, trial: Trial, until: int) -> bool:
         view = self.view(trial.trial_id)
-        collapsed = view.status == "collapsed" and view.iteration <= until
-        return collapsed or view.iteration >= min(until, trial.cfg.train.iterations)
+        return view.status == "collapsed" and view.iteration <= until
 
     def level(self, trial: Trial, until: int) -> float | None:
         level = level_of(self.view(trial.trial_id), self.metric, until)
@@ -90,20 +93,23 @@ def objective_values(results: Sequence[Result], names: Sequence[str]) -> tuple[f
 
 @dataclass(frozen=True)
 class Result:
-    """One trial of a setting as far as it counts. ``batch``: trajectories per iteration."""
+    """One trial of a setting as far as it counts. ``batch``: trajectories per iteration; ``iterations``: of a whole
+    run."""
 
     view: View
     batch: int
+    iterations: int
 
 
 def _objective(result: Result, name: str) -> float | None:
     view = result.view
     if name == "collapses":
         return float(view.status == "collapsed" or any(row.get("detect/stop") == 1.0 for row in view.rows))
-    if name == "cost":
-        return max(0, view.iteration) * result.batch / 1000
+    if name == "cost":  # of a whole run: to have been ended early makes no setting cheap
+        return result.iterations * result.batch / 1000
     if name == "seconds":
-        return math.fsum(row.get("time/rollout_seconds", 0) + row.get("time/update_seconds", 0) for row in view.rows)
+        spent = math.fsum(row.get("time/rollout_seconds", 0) + row.get("time/update_seconds", 0) for row in view.rows)
+        return spent * result.iterations / max(1, view.iteration)
     return level_of(view, name, view.iteration)
 
 
@@ -208,6 +214,7 @@ class Competition:
         sweep = self.sweep
         cfg = sweep.trials[0].cfg
         asked = self.ledger.asked(sweep.name)
+        self.ends = self.ledger.pruned(sweep.name)
         self.own = {arm.name for arm in sweep.arms}  # not proposed: controls under a search
         self.searches = sweep.search.kind != "grid"
         self.key = search_key(sweep) if self.searches else ""
@@ -229,6 +236,7 @@ class Competition:
             FolderResults(self.view, metric),
             record=self._record,
             propose=self._propose if self.searches else lambda: None,
+            exhausted=self._exhausted if self.searches else lambda: True,
             rule=sweep.scheduler.kind,
             factor=sweep.scheduler.factor,
             least=sweep.scheduler.least,
@@ -255,8 +263,9 @@ class Competition:
         if reached:
             candidate.rung = max((i for i, at in enumerate(self.rungs) if at <= max(reached)), default=0)
         if self.sweep.scheduler.kind == "median" and candidate.rung >= 0:  # final, unlike a promotion not yet earned
-            views = [self.view(trial.trial_id) for trial in trials[: candidate.seeds]]
-            candidate.ended = next((view.stop_reason for view in views if view.status == "pruned"), None)
+            told = [self.ends[trial.trial_id] for trial in trials if trial.trial_id in self.ends]
+            at = self.rungs[candidate.rung]
+            candidate.ended = next((why for end, why in told if end == at and why.startswith(BELOW_MEDIAN)), None)
         return candidate
 
     def _record(self, candidate: Candidate) -> None:
@@ -265,7 +274,11 @@ class Competition:
         if fresh := [trial for trial in candidate.trials[: candidate.seeds] if trial.trial_id not in there]:
             self.ledger.join(self.sweep, fresh)
             self._join(None, fresh)
-        self.ledger.ask(self.sweep.name, [trial.trial_id for trial in candidate.trials[: candidate.seeds]], until)
+        given = [trial.trial_id for trial in candidate.trials[: candidate.seeds]]
+        if candidate.ended is not None and candidate.rung < len(self.rungs) - 1:
+            self.ledger.end(self.sweep.name, given, until, candidate.ended)  # now: later there is more to compare with
+        else:
+            self.ledger.ask(self.sweep.name, given, until)
 
     def pruned(self, final: bool) -> dict[str, tuple[int, str]]:
         """Trial id -> (iteration, why) of what the scheduler has ended; ``final``: nothing more is going to run."""
@@ -282,10 +295,8 @@ class Competition:
     def _propose(self) -> Candidate | None:
         from ragen_lab.sweep.search import propose
 
-        sweep, misses = self.sweep, self._misses_in_a_row()
-        assert sweep.search.trials is not None
-        tried = False
-        while len(self.rows) < sweep.search.trials + self._missed() and misses < MOST_MISSES:
+        sweep, tried = self.sweep, False
+        while not self._exhausted():
             number, tried = len(self.rows), True
             template = sweep.template
             assert template is not None
@@ -310,11 +321,10 @@ class Competition:
             given = trials[: _first(sweep)]
             self.ledger.join(sweep, [] if same else given, self.rows[-1])
             if same or not trials:
-                misses += 1
                 continue
             self._join(arm, given)
             return self._candidate(name, trials, {})
-        if misses >= MOST_MISSES and tried:
+        if tried and self._misses_in_a_row() >= MOST_MISSES:
             told = next((row["fault"] for row in reversed(self.rows) if row["fault"]), None)
             why = f"the last one was not allowed: {told}" if told else "all were settings that are there already"
             self.warn(f"The search ends early: {MOST_MISSES} proposals in a row led to nothing new ({why}).")
@@ -324,6 +334,12 @@ class Competition:
         arms = self.sweep.arms if arm is None else (*self.sweep.arms, arm)
         self.sweep = replace(self.sweep, arms=arms, trials=(*self.sweep.trials, *trials))
         self.joined(arm, trials)
+
+    def _exhausted(self) -> bool:
+        """Whether no other proposal will be made: a function of those that were."""
+        assert self.sweep.search.trials is not None
+        made = len(self.rows) - self._missed()
+        return made >= self.sweep.search.trials or self._misses_in_a_row() >= MOST_MISSES
 
     def _misses_in_a_row(self) -> int:
         seen: set[str] = set(self.own)
@@ -352,7 +368,8 @@ class Competition:
             view = self.view(trial.trial_id)
             if state == "pruned":  # the folders may hold more, for another sweep
                 view = ended_at(view, self.rungs[candidate.rung], "")
-            results.append(Result(view, trial.cfg.rollout.prompts * trial.cfg.rollout.responses))
+            batch = trial.cfg.rollout.prompts * trial.cfg.rollout.responses
+            results.append(Result(view, batch, trial.cfg.train.iterations))
         return as_known(row, self.sweep.search, state, results)
 
 

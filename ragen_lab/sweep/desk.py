@@ -85,15 +85,19 @@ class Desk:
     def adaptive(self) -> bool:
         return self.source.adaptive
 
-    def take(self) -> TrialRequest | None:
-        """The next request to run now; None while there is none."""
+    def take(self, free: int) -> TrialRequest | None:
+        """The next request to run now; None while there is none.
+
+        ``free``: workers without a trial, the one that asks among them. A failed trial that waits for its next attempt
+        keeps one of them where choices depend on results: one made before its result is in would be another one.
+        """
         if self.resting():
             return None
         for place, (due, request) in enumerate(self._again):
             if due <= time.monotonic():
                 del self._again[place]
                 return request
-        if self._spent:
+        if self._spent or (self.adaptive and len(self._again) >= free):
             return None
         job = self.source.take()
         if job is None:

@@ -244,6 +244,8 @@ class _Driver:
             if spent is not None:
                 self.say(f"{spent} The same command goes on from here.")
             self._prune(final=spent is None and not self.stop.is_set())
+        else:
+            self._prune(final=False)
 
     def _resting(self) -> bool:
         return self.listener.action == "pause"

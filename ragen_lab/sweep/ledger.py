@@ -259,6 +259,20 @@ class Ledger:
         rows = self._read("SELECT trial_id, until FROM runs WHERE sweep = ? AND until IS NOT NULL", (sweep,))
         return {row["trial_id"]: row["until"] for row in rows}
 
+    def end(self, sweep: str, trial_ids: Sequence[str], at: int, why: str) -> None:
+        """Remember that the scheduler has ended a setting for good, as it decides so."""
+        with self._change() as database:
+            for trial_id in trial_ids:
+                database.execute(
+                    "UPDATE sweep_trials SET pruned_at = ?, pruned_why = ? WHERE sweep = ? AND trial_id = ?",
+                    (at, why, sweep, trial_id),
+                )
+
+    def pruned(self, sweep: str) -> dict[str, tuple[int, str]]:
+        """Trial id -> (iteration, why) of the trials that the scheduler has ended."""
+        query = "SELECT trial_id, pruned_at, pruned_why FROM runs WHERE sweep = ? AND pruned_at IS NOT NULL"
+        return {row["trial_id"]: (row["pruned_at"], row["pruned_why"]) for row in self._read(query, (sweep,))}
+
     def prune(self, sweep: str, ended: Mapping[str, tuple[int, str]]) -> None:
         """Say which trials the scheduler has ended: trial id -> (iteration, why). All others of the sweep are not."""
         with self._change() as database:

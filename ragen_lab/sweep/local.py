@@ -121,7 +121,7 @@ def run(
 
 def _in_process(desk: Desk, stop: threading.Event) -> None:
     while not stop.is_set():
-        request = desk.take()
+        request = desk.take(free=1)
         if request is None:
             if not desk.waits():
                 return
@@ -152,7 +152,8 @@ class _Pool:
     def run(self, desk: Desk, stop: threading.Event) -> None:
         while not stop.is_set():
             for worker in self.workers:
-                if worker.request is None and (request := desk.take()) is not None:
+                free = sum(each.request is None for each in self.workers)
+                if worker.request is None and (request := desk.take(free)) is not None:
                     self._give(worker, request)
                     desk.started(request, worker.process.pid)
             busy = [worker for worker in self.workers if worker.request is not None]

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -24,10 +24,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ragen_lab.seeds import derive
 from ragen_lab.sweep.design import Condition
+from ragen_lab.sweep.rounds import State
 from ragen_lab.sweep.search_page import Range, SearchSection, better
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-State = Literal["running", "complete", "pruned", "failed"]
 _STATES = {
     "running": TrialState.RUNNING,
     "complete": TrialState.COMPLETE,
@@ -151,9 +151,10 @@ def _study(
 def _trial(each: Known, space: Space, search: SearchSection) -> FrozenTrial:
     held = {path: _distribution(space[path]) for path in each.params}
     single = len(search.objectives) == 1
-    # Optuna knows pruning for one objective only; what an ended setting had reached is its result otherwise.
-    state = "complete" if each.state == "pruned" and not single else each.state
-    step = each.step if state == "pruned" else None
+    # Of several objectives, values at an early end are no result: fewer collapses and smaller losses by then are no
+    # merit. A pruned trial without values is to TPE worse than all finished ones; the other samplers pass it over.
+    state = each.state
+    step = each.step if state == "pruned" and single else None
     return create_trial(
         state=_STATES[state],
         values=each.values if state == "complete" else None,

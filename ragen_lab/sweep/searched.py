@@ -14,7 +14,8 @@ from ragen_lab.report.searched import Searched, Setting
 from ragen_lab.runs import Run, RunTable, View, from_home, reading_ledger, sweep_record
 from ragen_lab.sweep.compete import Result, as_known
 from ragen_lab.sweep.ledger import proposals_of
-from ragen_lab.sweep.search import Known, State, importances, pareto, write_journal
+from ragen_lab.sweep.rounds import Stage, State, state_of
+from ragen_lab.sweep.search import Known, importances, pareto, write_journal
 from ragen_lab.sweep.search_page import Range, SearchSection, better
 
 
@@ -50,18 +51,19 @@ def found_in(home: Path, sweep: str, runs: RunTable) -> Found | None:
     return Found(search, space, known, seeds, {row["number"]: row["fault"] for row in rows if row["fault"]})
 
 
+_STAGES: dict[str, Stage] = {"finished": "ended", "collapsed": "ended", "pruned": "rests", "failed": "failed"}
+
+
 def _state(runs: list[Run]) -> State:
-    statuses = {run.status for run in runs}
-    if not runs or statuses == {"failed"}:
+    if not runs:  # no run may have this setting
         return "failed"
-    if statuses <= {"finished", "collapsed", "failed"}:
-        return "complete"
-    return "pruned" if "pruned" in statuses else "running"
+    return state_of({_STAGES.get(run.status, "open") for run in runs})
 
 
 def _result(run: Run) -> Result:
     view = View(run.status in ("finished", "collapsed", "pruned"), run.status, run.rows, run.stop_iteration)
-    return Result(view, run.params["rollout.prompts"] * run.params["rollout.responses"])
+    batch = run.params["rollout.prompts"] * run.params["rollout.responses"]
+    return Result(view, batch, run.params["train.iterations"])
 
 
 def summary(home: Path, sweep: str, runs: RunTable) -> Searched | None:

@@ -81,9 +81,10 @@ class _Feed(Searcher):  # type: ignore[misc]
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self.stop.is_set():
             return None
-        if self.desk.adaptive and len(self.out) >= self.places():
+        free = self.places() - len(self.out)
+        if self.desk.adaptive and free <= 0:
             return None  # Tune asks one trial ahead; a choice made before the results are in would be another one
-        request = self.desk.take()
+        request = self.desk.take(free)
         if request is None:
             return None if self.out or self.desk.waits() else Searcher.FINISHED
         self.out.add(trial_id)

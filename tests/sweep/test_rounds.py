@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ragen_lab.sweep.desk import Job
-from ragen_lab.sweep.rounds import Candidate, Rounds
+from ragen_lab.sweep.rounds import BELOW_MEDIAN, Candidate, Rounds, state_of
 
 
 @dataclass
@@ -23,6 +23,9 @@ class World:
 
     def reached(self, trial: Any, until: int) -> bool:
         return self.came.get(trial.trial_id, 0) >= until
+
+    def collapsed(self, trial: Any, until: int) -> bool:
+        return False
 
     def level(self, trial: Any, until: int) -> float | None:
         return self.level_at(trial, until)
@@ -204,3 +207,266 @@ def test_a_failed_trial_holds_up_nobody() -> None:
     play(rounds, world)
     assert "a-0" not in world.came
     assert world.came["b-0"] == 18
+
+
+def fail_at(trial_id: str, rounds: Rounds, world: World) -> list[tuple[str, int]]:
+    """Play to the end; this trial fails each time it is asked for."""
+    done = []
+    while (job := rounds.take()) is not None:
+        failed = job.trial.trial_id == trial_id
+        if not failed:
+            world.came[job.trial.trial_id] = rounds.rungs[-1] if job.until is None else job.until
+            done.append((job.trial.trial_id, world.came[job.trial.trial_id]))
+        rounds.ended(job.trial.trial_id, failed=failed)
+    return done
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+def test_a_setting_with_a_failed_seed_is_no_result(rule: Any) -> None:
+    """b would be the best by far on its other seed: it is not let on, not compared with, and holds up nobody."""
+    levels = {"a": 0.2, "b": 0.9, "c": 0.3, "d": 0.4}
+    world = World(lambda trial, until: levels[trial.arm])
+    made = [candidate(name, seeds=2) for name in "abcd"]
+    rounds = Rounds(made, (2, 6), world, world.record, rule=rule, factor=3, least=3)
+    fail_at("b-1", rounds, world)
+    assert [rounds.state(each) for each in made][1] == "failed"
+    assert world.came["b-0"] == 2
+    went_on = {name for name, at in world.came.items() if at == 6}
+    # asha: three came, one of them goes on. median: nobody has three others to be compared with.
+    assert went_on == ({"d-0", "d-1"} if rule == "asha" else {"a-0", "a-1", "c-0", "c-1", "d-0", "d-1"})
+    assert "b" not in {each.arm for each, _ in rounds.resting()}
+    assert made[1].ended is None
+
+
+def test_a_failed_setting_gives_no_room_to_others() -> None:
+    """Five of six came to the rung: one in three of them goes on, and not two."""
+    world = World(by_rank)
+    fail_at("f-0", asha("fabcde", world), world)
+    assert {name for name, at in world.came.items() if at > 2} == {"a-0"}
+
+
+def test_a_later_call_takes_a_failed_setting_up() -> None:
+    world = World(by_rank)
+    made = [candidate(name, seeds=2) for name in "abc"]
+    fail_at("a-1", Rounds(made, (2, 6), world, world.record, rule="asha", factor=3), world)
+    again = Rounds(made, (2, 6), world, world.record, rule="asha", factor=3)
+    play(again, world)
+    assert world.came["a-0"] == world.came["a-1"] == 6
+    assert again.state(made[0]) == "complete"
+
+
+def test_a_failure_higher_up_leaves_the_lower_rungs_as_they_are() -> None:
+    """d fails on its way to the second rung. At the first it is the best of six, so only one more may pass."""
+    levels = {"a": 0.3, "b": 0.2, "c": 0.1, "d": 0.9, "e": 0.5, "f": 0.4}
+    world = World(lambda trial, until: levels[trial.arm])
+    made = [candidate(name) for name in "abcdef"]
+    rounds = Rounds(made, (2, 6), world, world.record, rule="asha", factor=3)
+    while (job := rounds.take()) is not None:
+        failed = job.trial.trial_id == "d-0" and job.until is None
+        world.came[job.trial.trial_id] = world.came.get(job.trial.trial_id, 0) if failed else job.until or 6
+        rounds.ended(job.trial.trial_id, failed=failed)
+    assert {name for name, at in world.came.items() if at == 6} == {"a-0", "e-0"}  # a: the best of the first three
+    assert rounds.state(made[3]) == "failed"
+
+
+def test_racing_with_a_failed_second_seed() -> None:
+    """a fails at its second seed: it gets no third, and its first is still what the others are held against."""
+    levels = {"a": 0.9, "b": 0.5, "c": 0.86}
+    world = World(lambda trial, until: 9.0 if trial.trial_id == "a-1" else levels[trial.arm])
+    made = [candidate(name, seeds=3, given=1) for name in "abc"]
+    rounds = Rounds(made, (8,), world, world.record, margin=0.05)
+    fail_at("a-1", rounds, world)
+    assert sorted(world.came) == ["a-0", "b-0", "c-0", "c-1", "c-2"]
+    assert [rounds.state(each) for each in made] == ["failed", "complete", "complete"]
+    assert made[0].ended is None
+
+
+def test_the_margin_is_part_of_what_can_compete() -> None:
+    """0.5 is just 0.25 below 0.75. A setting without a number gets no second seed, even alone."""
+    levels = {"a": 0.75, "b": 0.5}
+    world = World(lambda trial, until: levels.get(trial.arm))
+    made = [candidate(name, seeds=2, given=1) for name in "ab"]
+    play(Rounds(made, (8,), world, world.record, margin=0.25), world)
+    assert "b-1" in world.came
+    play(Rounds([candidate("x", seeds=2, given=1)], (8,), world, world.record), world)
+    assert "x-1" not in world.came
+
+
+def test_who_has_more_seeds_by_now_is_compared_on_the_same_ones() -> None:
+    """a came to its end and raced on: its second seed is bad everywhere. At the first rung its first one counts."""
+    world = World(
+        lambda trial, until: {"a-0": 0.9, "a-1": 0.0}.get(trial.trial_id, {"b": 0.5, "c": 0.4}.get(trial.arm))
+    )
+    made = [candidate(name, seeds=2, given=1) for name in "abc"]
+    made[0].rung, made[0].seeds, world.came = 1, 2, {"a-0": 6, "a-1": 6}
+    rounds = Rounds(made, (2, 6), world, world.record, rule="asha", factor=3, margin=1)
+    play(rounds, world)
+    assert world.came == {"a-0": 6, "a-1": 6, "b-0": 2, "c-0": 2}
+    world = World(lambda trial, until: {"a": 0.3, "b": 0.5, "c": 0.4}[trial.arm])
+    made = [candidate(name, seeds=2, given=1) for name in "abc"]
+    made[0].rung, made[0].seeds, world.came = 1, 2, {"a-0": 6, "a-1": 6}
+    play(Rounds(made, (2, 6), world, world.record, rule="asha", factor=3, margin=-1), world)
+    assert world.came["b-0"] == 6
+
+
+def test_the_median_rule_compares_on_the_same_seeds() -> None:
+    """The others' second seeds are bad, or under way; d has one seed. By the first seeds it lies below."""
+    world = World(lambda trial, until: 0.0 if trial.seed == 1 else {"d": 0.5}.get(trial.arm, 0.8))
+    made = [candidate(name, seeds=2, given=1) for name in "abcd"]
+    for each in made[:3]:
+        each.rung, each.seeds = 1, 2
+        world.came |= {f"{each.arm}-0": 6, f"{each.arm}-1": 0 if each.arm == "c" else 6}
+    rounds = Rounds(made, (2, 6), world, world.record, rule="median", least=3, margin=-1)
+    play(rounds, world)
+    assert made[3].ended == "below the median of 3 other settings at iteration 2"
+    assert world.came["d-0"] == 2
+
+
+@pytest.mark.parametrize("names", ["abcdef", "fedcba"])
+def test_the_first_seeds_come_first_in_every_rung(names: str) -> None:
+    """Nobody goes on before all have come to the first rung, so that the best three of all do."""
+    world = World(by_rank)
+    made = [candidate(name, seeds=2) for name in names]
+    done = play(Rounds(made, (2, 6, 18), world, world.record, rule="asha", factor=2), world)
+    assert done[:12] == [(f"{arm}-{seed}", 2) for seed in (0, 1) for arm in names]
+    assert done[12:15] == [(f"{arm}-0", 6) for arm in "abc"]
+    assert sorted(done[15:18]) == [(f"{arm}-1", 6) for arm in "abc"]
+    assert done[18:] == [("a-0", 18), ("a-1", 18)]
+
+
+def test_the_lowest_rung_comes_first() -> None:
+    """a is on its way to the second rung when the driver starts anew; b's second seed is still missing at the first."""
+    world = World(by_rank, came={"a-0": 2, "a-1": 2, "b-0": 2})
+    made = [candidate(name, seeds=2) for name in "ab"]
+    made[0].rung, made[1].rung = 1, 0
+    rounds = Rounds(made, (2, 6), world, world.record, rule="asha")
+    job = rounds.take()
+    assert job is not None
+    assert (job.trial.trial_id, job.until) == ("b-1", 2)
+
+
+def test_who_may_go_on_from_the_higher_rung_does_so_first() -> None:
+    """d, e and f have come to the second rung; a, of those at the first, may go on too, but d is nearer to its end."""
+    world = World(by_rank, came=dict.fromkeys(["d-0", "e-0", "f-0"], 6) | dict.fromkeys(["a-0", "b-0", "c-0"], 2))
+    rounds = asha("defabc", world)
+    for place, each in enumerate(rounds.candidates):
+        each.rung = int(place < 3)
+    jobs = [job for _ in range(2) if (job := rounds.take()) is not None]
+    assert [(job.trial.trial_id, job.until) for job in jobs] == [("d-0", None), ("a-0", 6)]
+
+
+def test_a_search_that_ends_early_sees_one_setting_to_its_end() -> None:
+    """That no other one comes is only known when it has been asked for."""
+    world, left, over = World(by_rank), [candidate("b"), candidate("a")], []
+
+    def propose() -> Candidate | None:
+        over.extend([] if left else [True])
+        return left.pop(0) if left else None
+
+    rounds = Rounds(
+        [], (2, 6), world, world.record, rule="asha", factor=3, propose=propose, exhausted=lambda: bool(over)
+    )
+    play(rounds, world)
+    assert world.came == {"b-0": 2, "a-0": 6}
+
+
+def test_a_setting_with_a_numberless_seed_never_goes_on() -> None:
+    world = World(lambda trial, until: None if trial.trial_id == "a-1" else by_rank(trial, until))
+    made = [candidate(name, seeds=2) for name in "abc"]
+    play(Rounds(made, (2, 6), world, world.record, rule="asha", factor=3), world)
+    assert {name for name, at in world.came.items() if at == 6} == {"b-0", "b-1"}
+
+
+def test_the_median_rule_at_the_first_rung_of_all() -> None:
+    """Two seeds: all have come to the first rung before one is judged, so that the first arm can be ended too. Who is
+    at the median goes on."""
+    levels = {"a": 0.1, "b": 0.3, "c": 0.3, "d": 0.3}
+    world = World(lambda trial, until: levels[trial.arm])
+    made = [candidate(name, seeds=2) for name in "abcd"]
+    play(Rounds(made, (4, 8), world, world.record, rule="median", least=2), world)
+    assert [each.arm for each in made if each.ended] == ["a"]
+    assert world.came == {f"{name}-{seed}": 4 if name == "a" else 8 for name in "abcd" for seed in (0, 1)}
+
+
+def test_controls_begin_with_their_first_seeds() -> None:
+    world = World(by_rank)
+    made = [candidate("y", seeds=2, fixed=True), candidate("z", seeds=2, fixed=True)]
+    more = [candidate("b", seeds=2), candidate("a", seeds=2)]
+    left = list(more)
+    rounds = Rounds(
+        made, (2, 6), world, world.record, rule="asha", factor=3,
+        propose=lambda: left.pop(0) if left else None, exhausted=lambda: not left,
+    )  # fmt: skip
+    done = play(rounds, world)
+    controls = [("y-0", 6), ("z-0", 6), ("y-1", 6), ("z-1", 6)]
+    assert done == [*controls, ("b-0", 2), ("b-1", 2), ("a-0", 2), ("a-1", 2), ("a-0", 6), ("a-1", 6)]
+
+
+def test_collapsed_settings_have_come_to_their_end() -> None:
+    """Nothing is left of them that a scheduler could end; one that only partly collapsed rests."""
+    world = World(by_rank, came={"a-0": 2, "a-1": 2, "b-0": 2, "b-1": 2})
+    world.collapsed = lambda trial, until: trial.arm == "a" or trial.seed == 0  # type: ignore[method-assign]
+    made = [candidate(name, seeds=2) for name in "ab"]
+    for each in made:
+        each.rung = 0
+    rounds = Rounds(made, (2, 6), world, world.record, rule="asha")
+    assert [rounds.state(each) for each in made] == ["complete", "pruned"]
+    assert rounds.state(candidate("c")) == "running"
+    assert state_of([]) == "running"
+    assert state_of(["failed", "open"]) == "failed"
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_any_restart_decides_as_an_undisturbed_run(number: int) -> None:
+    """Random sweeps and levels, with proposals or without, stopped after every job: what was recorded is enough."""
+    rng = random.Random(number)
+    names = "abcdefghij"[: rng.randint(3, 10)]
+    rule, given, seeds = rng.choice(["asha", "median"]), rng.choice([0, len(names)]), rng.choice([1, 2, 3])
+    first, rungs = rng.randint(1, seeds), (2, 6, 18)
+    table = {(f"{name}-{seed}", at): rng.random() for name in names for seed in range(seeds) for at in range(19)}
+
+    def build(world: World, known: dict[str, Candidate]) -> Rounds:
+        made = [known.get(name) or candidate(name, seeds, first) for name in names[:given]]
+        made += [known[name] for name in names[given:] if name in known]
+        left = [name for name in names[given:] if name not in known]
+
+        def propose() -> Candidate | None:
+            return candidate(left.pop(0), seeds, first) if left else None
+
+        def record(each: Candidate) -> None:
+            world.record(each)
+            assert each.arm not in ended or ended[each.arm] == each.ended
+            if each.ended:
+                ended[each.arm] = each.ended
+
+        return Rounds(
+            made, rungs, world, record, propose, lambda: not left,
+            rule=rule, factor=rng_factor, least=2, margin=0.2,
+        )  # fmt: skip
+
+    def rebuilt(world: World) -> dict[str, Candidate]:
+        found = {}
+        for arm, rung, count in world.asked:
+            found[arm] = candidate(arm, seeds, count)
+            found[arm].rung = rung
+            why = ended.get(arm)
+            found[arm].ended = why if why and why.startswith(BELOW_MEDIAN) else None
+        return found
+
+    rng_factor = rng.choice([2, 3])
+    ended: dict[str, str] = {}
+    whole = World(lambda trial, until: table[trial.trial_id, until])
+    straight = play(build(whole, {}), whole)
+    assert straight
+    for cut in range(len(straight)):
+        ended.clear()
+        world = World(whole.level_at)
+        rounds = build(world, {})
+        for _ in range(cut):
+            job = rounds.take()
+            assert job is not None
+            world.came[job.trial.trial_id] = rungs[-1] if job.until is None else job.until
+            rounds.ended(job.trial.trial_id, failed=False)
+        rounds.take()  # under way when the driver dies
+        rest = play(build(world, rebuilt(world)), world)
+        assert rest == straight[cut:], f"stopped after {cut} jobs"
