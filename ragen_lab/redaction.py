@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 HIDDEN = "[redacted]"
@@ -109,8 +110,11 @@ def without_secrets(value: Any, name: str = "") -> Any:
         return {key: without_secrets(each, name if inherits else str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [without_secrets(each, name) for each in value]
-    if not isinstance(value, str):
-        return value
+    return _shown(name, value) if isinstance(value, str) else value
+
+
+@lru_cache(maxsize=4096)  # the trials of a sweep have most of their texts in common
+def _shown(name: str, value: str) -> str:
     return HIDDEN if _is_secret(_plain(name), value) else redact(value)
 
 
