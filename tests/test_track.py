@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -514,21 +515,40 @@ def test_the_pages_are_served_to_this_machine_only(server: Path, monkeypatch: py
     class Server:
         pid = 2**22 + 1  # no process has this number
 
-        def __init__(self, command: list[str], env: dict[str, str], start_new_session: bool) -> None:
+        def __init__(self, command: list[str], env: dict[str, str], stdout: Any, **more: Any) -> None:
             started.append((command, env))
+            stdout.write(b"first\nlast words\n")
 
-        def wait(self) -> int:
-            return 0
+        def poll(self) -> int:
+            return code
+
+        wait = poll
 
     for key in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setattr("ragen_lab.mirror_pages.subprocess.Popen", Server)
     said: list[str] = []
+    code = 0
     assert serve_ui(server, 5099, said.append) == 0
     ((command, environment),) = started
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert environment["MLFLOW_DISABLE_TELEMETRY"] == "true"
-    assert said[0].startswith("MLflow: http://127.0.0.1:5099")
+    assert said[0].startswith("Starting MLflow at http://127.0.0.1:5099")
+    assert said[1] == "MLflow: http://127.0.0.1:5099"
+    code = 3
+    with pytest.raises(HomeError, match="ended with exit code 3: last words"):
+        serve_ui(server, 5099, said.append)
+
+
+def test_a_port_that_is_in_use_is_told_before_anything_is_promised(server: Path) -> None:
+    said: list[str] = []
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"{port} cannot be used: another program uses it"):
+            serve_ui(server, port, said.append)
+    assert said == []
 
 
 def test_the_compare_page_names_every_run_of_a_sweep_and_not_the_sweep_itself(server: Path) -> None:

@@ -429,9 +429,11 @@ def dashboard(
 
     Example: ragen-lab dashboard search_lr --port 8081
     """
+    from ragen_lab.mirror_pages import refuse_busy
     from ragen_lab.sweep.searched import dashboard as command_of
 
     command = command_of(home, sweep, port)
+    refuse_busy(port)
     print(f"http://127.0.0.1:{port}", flush=True)
     os.execv(command[0], command)
 
