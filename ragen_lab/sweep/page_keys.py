@@ -167,9 +167,11 @@ def _form_fault(head: str, item: Any, tree: Mapping[str, Any]) -> str:
 
 
 def _fault(item: Any) -> str:
-    parts = [str(part) for part in item["loc"] if part not in AXIS_KINDS]
-    path, got = ".".join(parts), item.get("input")
     section = _section_of(item["loc"])
+    number = section is Range and item["loc"][-1] in ("float", "int")  # told for each of the two
+    loc = item["loc"][:-1] if number else item["loc"]
+    parts = [str(part) for part in loc if part not in AXIS_KINDS]
+    path, got = ".".join(parts), item.get("input")
     if isinstance(got, str) and got in _NOT_BUILT.get(path, ()):
         return f"{path}: {got!r} is not built in this version; allowed: {_allowed(path)}."
     if item["type"] == "extra_forbidden":
@@ -189,7 +191,9 @@ def _fault(item: Any) -> str:
         return (
             f"{path}.{told}." if path == "search" and inner in section.model_fields else f"{path}: got {got!r}; {told}."
         )
-    message = item["msg"][0].lower() + item["msg"][1:]
+    if section is not SweepPage and len(parts) == 1:
+        return f"{path}: got {got!r}; it is a section and holds keys: {', '.join(section.model_fields)}."
+    message = "give a number" if number else item["msg"][0].lower() + item["msg"][1:]
     field = section.model_fields.get(parts[-1])
     meaning = field.description if field and field.description else _describe(path)
     return f"{path}: got {got!r}; {message.replace('input ', '', 1)}. Its meaning: {meaning}"

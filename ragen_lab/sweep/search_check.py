@@ -8,6 +8,7 @@ from typing import Any
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError
 from ragen_lab.sweep.design import is_fraction
+from ragen_lab.sweep.page_check import knows
 from ragen_lab.sweep.page_keys import SweepPage, lost
 from ragen_lab.sweep.search_page import Range, rungs
 from ragen_lab.sweep.template import Template
@@ -49,7 +50,7 @@ def _typed(path: str, axis: Any) -> Any:
 
 def _steps_fault(path: str, axis: Any) -> str | None:
     numbers = (axis.low, axis.high, 1 if axis.step is None else axis.step)
-    if is_fraction(path) or all(isinstance(number, int) for number in numbers):
+    if not knows(path) or is_fraction(path) or all(isinstance(number, int) for number in numbers):
         return None
     return f"axes.{path}: takes whole numbers, so low, high and step must be whole, for example {{low: 1, high: 8}}."
 
@@ -58,12 +59,14 @@ def space_faults(space: dict[str, Any], template: Template) -> list[str]:
     """Ends and levels that no run may have, the other knobs as in the base."""
     faults = []
     for path, axis in space.items():
+        if not knows(path):
+            continue  # told already
         for value in (axis.low, axis.high) if isinstance(axis, Range) else axis:
             try:
                 template.resolve({path: value}, path)
             except (ConfigError, TieError) as error:
                 told = error.faults if isinstance(error, ConfigError) else [str(error)]
-                faults += [f"axes.{path}: {fault}" for fault in told if fault.startswith(f"{path}:")]
+                faults += [f"axes.{fault}" for fault in told if fault.startswith(f"{path}:")]
     return faults
 
 

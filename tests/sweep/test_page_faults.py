@@ -232,3 +232,22 @@ def test_an_empty_page_is_one_fault_with_the_next_step(write: Write, text: str) 
 def test_a_bad_name_is_told_the_characters(write: Write) -> None:
     (fault,) = faults_of(write(), {"name": "a b"})
     assert fault == "name: got 'a b'; letters, digits, '_', '-' and '.', a letter or digit first, 100 at most."
+
+
+def test_a_fault_of_a_range_is_told_once(write: Write) -> None:
+    (fault,) = faults_of(write(SEARCH.replace("low: 1e-4", "low: few")))
+    assert fault == "axes.optim.lr.low: got 'few'; give a number. Its meaning: Smallest value."
+    (fault,) = faults_of(write(SEARCH.replace("optim.lr:", "optim.lrr:")))
+    assert fault.startswith("axes.optim.lrr: no such knob. Did you mean 'optim.lr'?")
+    (fault,) = faults_of(write(SEARCH.replace("1.0, 0.5", "2.0, 0.5")))
+    assert fault.startswith("axes.filter.keep_ratio: got 2.0; should be less than or equal to 1")
+
+
+def test_what_is_no_section_is_told_its_keys(write: Write) -> None:
+    (fault,) = faults_of(write(SEARCH), {"search": 3})
+    assert fault == (
+        "search: got 3; it is a section and holds keys: kind, sampler, trials, objectives, "
+        "constraints, seed, startup, first_seeds, margin."
+    )
+    (fault,) = faults_of(write(), {"budget": 3})
+    assert fault == "budget: got 3; it is a section and holds keys: minutes, trials, gpu_hours."
