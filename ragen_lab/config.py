@@ -339,12 +339,8 @@ def cross_faults(cfg: RunConfig) -> list[str]:
             f"{rows * optim.epochs} (the {rows} trajectories kept at least, times the epochs)."
         )
     faults += _env_faults(cfg.env)
-    uri = cfg.track.mlflow_uri
-    if uri is not None and urlsplit(uri).scheme.split("+")[0] not in URI_SCHEMES:
-        faults.append(
-            f"track.mlflow_uri: {redact(uri)!r} is no address that MLflow knows; it begins with one of "
-            f"{', '.join(URI_SCHEMES)}, for example http://localhost:5000. null is the database of the home."
-        )
+    if cfg.track.mlflow_uri is not None:
+        faults += _uri_faults(cfg.track.mlflow_uri)
     faults += _eval_faults(cfg)
     faults += _secret_faults(cfg)
     if cfg.detect.level.recovered < cfg.detect.level.fall:
@@ -353,6 +349,20 @@ def cross_faults(cfg: RunConfig) -> list[str]:
 
 
 URI_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "uc")
+
+
+def _uri_faults(uri: str) -> list[str]:
+    """Why an address can be none of MLflow."""
+    try:
+        parts = urlsplit(uri)
+        known = parts.scheme.split("+")[0] in URI_SCHEMES
+        if parts.scheme in ("http", "https"):
+            _ = parts.port  # read only when asked for
+        why = "is no address that MLflow knows"
+    except ValueError as error:
+        known, why = False, f"cannot be read as an address ({error})"
+    allowed = f"it begins with one of {', '.join(URI_SCHEMES)}, for example http://localhost:5000"
+    return [] if known else [f"track.mlflow_uri: {redact(uri)!r} {why}; {allowed}. null is the database of the home."]
 
 
 def _env_faults(env: Any) -> list[str]:
