@@ -339,8 +339,13 @@ def cross_faults(cfg: RunConfig) -> list[str]:
             f"{rows * optim.epochs} (the {rows} trajectories kept at least, times the epochs)."
         )
     faults += _env_faults(cfg.env)
-    if cfg.track.mlflow_uri is not None:
-        faults += _uri_faults(cfg.track.mlflow_uri)
+    uri = cfg.track.mlflow_uri
+    why = unreadable(uri or "")
+    if uri is not None and (why or urlsplit(uri).scheme.split("+")[0] not in URI_SCHEMES):
+        faults.append(
+            f"track.mlflow_uri: {redact(uri)!r} {why or 'is no address that MLflow knows'}; it begins with one of "
+            f"{', '.join(URI_SCHEMES)}, for example http://localhost:5000. null is the database of the home."
+        )
     faults += _eval_faults(cfg)
     faults += _secret_faults(cfg)
     if cfg.detect.level.recovered < cfg.detect.level.fall:
@@ -351,18 +356,13 @@ def cross_faults(cfg: RunConfig) -> list[str]:
 URI_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "uc")
 
 
-def _uri_faults(uri: str) -> list[str]:
-    """Why an address can be none of MLflow."""
+def unreadable(uri: str) -> str:
+    """Why an address cannot be taken apart; "" where it can."""
     try:
-        parts = urlsplit(uri)
-        known = parts.scheme.split("+")[0] in URI_SCHEMES
-        if parts.scheme in ("http", "https"):
-            _ = parts.port  # read only when asked for
-        why = "is no address that MLflow knows"
-    except ValueError as error:
-        known, why = False, f"cannot be read as an address ({error})"
-    allowed = f"it begins with one of {', '.join(URI_SCHEMES)}, for example http://localhost:5000"
-    return [] if known else [f"track.mlflow_uri: {redact(uri)!r} {why}; {allowed}. null is the database of the home."]
+        _ = urlsplit(uri).scheme in ("http", "https") and urlsplit(uri).port  # looked at only when asked for
+    except ValueError:  # its text may hold a password
+        return "cannot be read as an address: its host or its port is malformed"
+    return ""
 
 
 def _env_faults(env: Any) -> list[str]:

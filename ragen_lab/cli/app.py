@@ -56,9 +56,12 @@ def main(args: list[str] | None = None) -> None:
 
 def _tell(error: Exception, as_json: bool) -> None:
     """What is wrong: for people, and under --json for a script as well, as the last line of stdout."""
-    print(error, file=sys.stderr)
+    from ragen_lab.redaction import redact
+
+    print(redact(str(error)), file=sys.stderr)  # it may repeat what the user gave
     if as_json:
-        print(json.dumps({"faults": getattr(error, "faults", [str(error)])}), flush=True)
+        faults = getattr(error, "faults", [str(error)])
+        print(json.dumps({"faults": [redact(fault) for fault in faults]}), flush=True)
 
 
 def _version(wanted: bool) -> None:
@@ -246,8 +249,12 @@ def report(
 
     Example: ragen-lab report quickstart
     """
+    from ragen_lab.config import unreadable
+    from ragen_lab.errors import ConfigError
     from ragen_lab.sweep.drive import report_of
 
+    if mlflow is not None and (why := unreadable(mlflow)):
+        raise ConfigError("--mlflow", [f"{mlflow!r} {why}; give one such as http://localhost:5000."])
     written = report_of(home, sweep, out, uri=mlflow)
     print(json.dumps({"sweep": sweep, "report": str(written)}) if as_json else written)
 

@@ -131,3 +131,17 @@ def test_the_seeds_of_a_search_in_the_plan(write: Write, cli: Cli) -> None:  # n
     page = str(write(f"base: base.yaml\naxes: {{optim.lr: [0.1, 0.2]}}\n{search}"))
     assert "2 to 3 seeds each" in cli("sweep", page, "--plan", "--set", "seeds=3")[1]
     assert "proposed so far, 2 seeds each" in cli("sweep", page, "--plan", "--set", "seeds=2")[1]
+
+
+def test_what_is_told_holds_no_password(write: Write, cli: Cli) -> None:  # noqa: F811
+    for uri in ("foo://me:hunter2@host", "http://me:hunter2@[host"):
+        code, out, err = cli("check", str(write()), "--json", "--set", f"track.mlflow_uri={uri}")
+        assert (code, "hunter2" in out + err) == (2, False), out
+
+
+@pytest.mark.parametrize("uri", ["http://[x]/", "http://[redacted]@host", "http://host:port"])
+def test_an_address_to_report_from_that_cannot_be_read(write: Write, cli: Cli, uri: str) -> None:  # noqa: F811
+    code, out, err = cli("report", "tested", "--mlflow", uri)
+    assert (code, out, "Traceback" in err) == (2, "", False)
+    assert "--mlflow: 1 fault" in err
+    assert "cannot be read as an address" in err
