@@ -113,8 +113,10 @@ def read_keys(tree: dict[str, Any]) -> tuple[SweepPage, list[str], frozenset[str
             fault = _form_fault(head, item, tree) if head in _FORMS else _fault(item)
             if fault not in faults:
                 faults.append(fault)
-        for item in items:
-            broken.add(_leave_out(tree, item["loc"]))
+        before = copy.deepcopy(tree)
+        broken |= {_leave_out(tree, item["loc"]) for item in items}
+        if tree == before:  # a mapping where there should be none has nothing at that place
+            broken |= {_leave_out(tree, item["loc"][:1]) for item in items}
         tree.setdefault("name", "unnamed")
 
 

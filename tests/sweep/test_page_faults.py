@@ -251,3 +251,13 @@ def test_what_is_no_section_is_told_its_keys(write: Write) -> None:
     )
     (fault,) = faults_of(write(), {"budget": 3})
     assert fault == "budget: got 3; it is a section and holds keys: minutes, trials, gpu_hours."
+
+
+@pytest.mark.parametrize("key", ["seeds", "include", "findings", "zip", "constraints", "settings", "search", "accept"])
+@pytest.mark.parametrize("value", ["{}", "{x: 1}", "[{x: {}}]", "null", "[[[]]]"])
+def test_whatever_a_key_holds_it_is_read_or_told(write: Write, key: str, value: str) -> None:
+    """To leave out what is at fault comes to an end, for a mapping in place of a number or a list too."""
+    try:
+        load_sweep(write(f"base: base.yaml\n{key}: {value}\n"))
+    except ConfigError as error:
+        assert all(fault.startswith((key, "base: missing")) for fault in error.faults), error
