@@ -22,9 +22,9 @@ SHOWN = 6  # arms named of those that a fault or a constraint is about
 def tied(
     tree: dict[str, Any], parsed: Mapping[str, ast.expr], unread: Set[str]
 ) -> tuple[dict[str, Any], dict[str, Any], frozenset[str], list[str]]:
-    """(the run's tree with its ties, those, the targets that have no value, faults).
+    """(the run's tree with its ties, those, the knobs whose value is not known, faults).
 
-    ``unread``: targets that have none already. What a tie reads of them it cannot know, which is no fault of its own.
+    ``unread``: knobs of which it is not known already. That a tie of them has no value either is no fault of its own.
     Raises ConfigError for a tree with values that no run may have.
     """
     values: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def broken(constraints: Sequence[Constraint], tree: dict[str, Any]) -> tuple[lis
 
 
 def config_of(tree: dict[str, Any], missing: Set[str]) -> tuple[RunConfig | None, list[str]]:
-    """(the run, its faults). Of those, not the ones that speak of a tie that has no value: it might mend them."""
+    """(the run, its faults). Of those, not the ones that speak of a knob whose value is not known."""
     try:
         return build(tree, ""), []
     except ConfigError as error:

@@ -436,7 +436,9 @@ class _Resolver:
         once, at its place on the page."""
         unread = {target for target, node in parsed.items() if not {target, *ties.paths(node)} <= set(known())}
         unread |= {*self.page.ties} - {*parsed}
-        unread |= {place.removeprefix("ties.") for place in self.broken if place.startswith("ties.")}
+        unread |= {place.partition(".")[2] for place in self.broken if place.startswith(("ties.", "axes."))}
+        if not self.broken.isdisjoint({"ties", "axes", "include"}):
+            constraints = []  # whatever they read may be said there
         of_arm: list[tuple[str, list[str]]] = []
         kept = []
         dropped: dict[str, list[str]] = {}
@@ -444,8 +446,8 @@ class _Resolver:
             changes = {path: value for path, value in arm.changes.items() if knows(path)}
             try:
                 tree, values, missing, faults = tied(apply_overrides(base, changes, arm.name), parsed, unread)
-                # What a constraint is about may be a tie that has no value.
-                gone, unclear = broken(constraints, tree) if constraints and not missing else ([], [])
+                readable = [each for each in constraints if not ties.paths(each[1]) & missing]
+                gone, unclear = broken(readable, tree) if readable else ([], [])
             except ConfigError as error:
                 of_arm.append((arm.name, error.faults))
                 continue

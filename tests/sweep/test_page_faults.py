@@ -143,12 +143,23 @@ constraints:
     assert has(faults, "ties.optim.minibatch: '5 / 0' divides by zero")
     assert has(faults, "constraints.3: got 3")
     assert has(faults, "constraints.4: reads 'rollout.responss'")
-    assert len(faults) == 4  # the third tie and the constraints would be judged by numbers that are not there
-    faults = faults_of(write(page[: page.index("ties:")] + page[page.index("constraints:") :]))
     assert has(faults, "constraints: algo.name > 3: algo.name is 'ppo', which has no order")
     assert has(faults, "constraints: filter.kind < 'std': filter.kind is 'std', which has no order")
     assert has(faults, "constraints: optim.lr > 1 does not hold")
-    assert len(faults) == 5
+    assert len(faults) == 7  # the third tie, and what follows from it, cannot be judged
+
+
+def test_what_reads_an_axis_that_cannot_be_read_is_not_blamed(write: Write) -> None:
+    page = """
+base: base.yaml
+axes: {optim.lr: 3}
+ties: {rollout.prompts: 24 * optim.lr}
+constraints: [{require: optim.lr > 1, otherwise: fail}, {require: rollout.prompts > 99, otherwise: fail}]
+"""
+    (fault,) = faults_of(write(page))
+    assert fault.startswith("axes.optim.lr: got 3;")
+    (fault,) = faults_of(write(page), {"axes.optim.lr": [2.0, 3.0], "ties": 3})
+    assert fault.startswith("ties: got 3;")
 
 
 def test_a_base_that_is_at_fault_does_not_hide_a_bad_end_of_a_range(write: Write) -> None:
@@ -257,7 +268,9 @@ def test_what_is_no_section_is_told_its_keys(write: Write) -> None:
 @pytest.mark.parametrize("value", ["{}", "{x: 1}", "[{x: {}}]", "null", "[[[]]]"])
 def test_whatever_a_key_holds_it_is_read_or_told(write: Write, key: str, value: str) -> None:
     """To leave out what is at fault comes to an end, for a mapping in place of a number or a list too."""
+    faults: list[str] = []
     try:
         load_sweep(write(f"base: base.yaml\n{key}: {value}\n"))
     except ConfigError as error:
-        assert all(fault.startswith((key, "base: missing")) for fault in error.faults), error
+        faults = error.faults
+    assert all(fault.startswith(key) for fault in faults), faults
