@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal
@@ -100,7 +101,7 @@ def read_keys(tree: dict[str, Any]) -> tuple[SweepPage, list[str], frozenset[str
 
     As little as possible is left out at a fault, so that the rest can be looked at too.
     """
-    tree = copy.deepcopy(tree)
+    tree = json.loads(json.dumps(tree, default=str))  # no value is then shared by two places, as deepcopy would keep
     faults: list[str] = []
     broken: set[str] = set()
     while True:

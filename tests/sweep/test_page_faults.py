@@ -274,3 +274,11 @@ def test_whatever_a_key_holds_it_is_read_or_told(write: Write, key: str, value: 
     except ConfigError as error:
         faults = error.faults
     assert all(fault.startswith(key) for fault in faults), faults
+
+
+def test_one_value_under_two_keys(write: Write) -> None:
+    """What is put in the place of one is not put in the place of the other."""
+    shared = [None]
+    faults = faults_of(write(), {"constraints": shared, "settings": shared})
+    assert has(faults, "constraints.0: got None")
+    assert has(faults, "settings.0: got None")
