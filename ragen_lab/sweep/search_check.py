@@ -67,7 +67,7 @@ def space_faults(space: dict[str, Any], template: Template) -> list[str]:
             except (ConfigError, TieError) as error:
                 told = error.faults if isinstance(error, ConfigError) else [str(error)]
                 faults += [f"axes.{fault}" for fault in told if fault.startswith(f"{path}:")]
-    return faults
+    return list(dict.fromkeys(faults))
 
 
 def scheduler_faults(page: SweepPage, configs: Sequence[RunConfig]) -> list[str]:

@@ -282,3 +282,8 @@ def test_one_value_under_two_keys(write: Write) -> None:
     faults = faults_of(write(), {"constraints": shared, "settings": shared})
     assert has(faults, "constraints.0: got None")
     assert has(faults, "settings.0: got None")
+
+
+def test_both_ends_of_a_range_have_one_fault(write: Write) -> None:
+    (fault,) = faults_of(write(SEARCH.replace("filter.keep_ratio: [1.0, 0.5]", "env.name: {low: 1, high: 2}")))
+    assert fault.startswith("axes.env.name: ")
