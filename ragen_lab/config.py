@@ -26,6 +26,7 @@ from ragen_lab.sections import (
     PUBLISHED,
     REASONING_NAMES,
     SCHEMA_VERSION,
+    URI_SCHEMES,
     AlgoSection,
     DetectSection,
     EnvSection,
@@ -43,6 +44,7 @@ from ragen_lab.sections import (
     TrainSection,
     knob,
     outside_names,
+    unreadable,
 )
 
 
@@ -351,18 +353,6 @@ def cross_faults(cfg: RunConfig) -> list[str]:
     if cfg.detect.level.recovered < cfg.detect.level.fall:
         faults.append("detect.level.recovered: must not be below detect.level.fall.")
     return faults
-
-
-URI_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "uc")
-
-
-def unreadable(uri: str) -> str:
-    """Why an address cannot be taken apart; "" where it can."""
-    try:
-        _ = urlsplit(uri).scheme in ("http", "https") and urlsplit(uri).port  # looked at only when asked for
-    except ValueError:  # its text may hold a password
-        return "cannot be read as an address: its host or its port is malformed"
-    return ""
 
 
 def _env_faults(env: Any) -> list[str]:

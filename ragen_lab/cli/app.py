@@ -249,8 +249,8 @@ def report(
 
     Example: ragen-lab report quickstart
     """
-    from ragen_lab.config import unreadable
     from ragen_lab.errors import ConfigError
+    from ragen_lab.sections import unreadable
     from ragen_lab.sweep.drive import report_of
 
     if mlflow is not None and (why := unreadable(mlflow)):
