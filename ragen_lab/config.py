@@ -26,6 +26,7 @@ from ragen_lab.sections import (
     PUBLISHED,
     REASONING_NAMES,
     SCHEMA_VERSION,
+    URI_SCHEMES,
     AlgoSection,
     DetectSection,
     EnvSection,
@@ -43,6 +44,7 @@ from ragen_lab.sections import (
     TrainSection,
     knob,
     outside_names,
+    unreadable,
 )
 
 
@@ -340,9 +342,10 @@ def cross_faults(cfg: RunConfig) -> list[str]:
         )
     faults += _env_faults(cfg.env)
     uri = cfg.track.mlflow_uri
-    if uri is not None and urlsplit(uri).scheme.split("+")[0] not in URI_SCHEMES:
+    why = unreadable(uri or "")
+    if uri is not None and (why or urlsplit(uri).scheme.split("+")[0] not in URI_SCHEMES):
         faults.append(
-            f"track.mlflow_uri: {redact(uri)!r} is no address that MLflow knows; it begins with one of "
+            f"track.mlflow_uri: {redact(uri)!r} {why or 'is no address that MLflow knows'}; it begins with one of "
             f"{', '.join(URI_SCHEMES)}, for example http://localhost:5000. null is the database of the home."
         )
     faults += _eval_faults(cfg)
@@ -350,9 +353,6 @@ def cross_faults(cfg: RunConfig) -> list[str]:
     if cfg.detect.level.recovered < cfg.detect.level.fall:
         faults.append("detect.level.recovered: must not be below detect.level.fall.")
     return faults
-
-
-URI_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "uc")
 
 
 def _env_faults(env: Any) -> list[str]:

@@ -16,6 +16,11 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from ragen_lab.errors import ConfigError
 
+_EMPTY = (
+    "the page is empty. Copy one to start from: a run from experiments/ (for example frozen_lake_grpo.yaml), or a "
+    "sweep from sweeps/; `ragen-lab list knobs` shows what a run can say."
+)
+
 
 class _Core(SafeConstructor):
     """What YAML 1.2's core schema knows and no more: dates stay words, and foreign types are refused."""
@@ -41,7 +46,7 @@ def _parser() -> YAML:
 def scan_page(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     """(the mapping in a YAML file, a fault for every key that is there twice or is not a word).
 
-    Raises ConfigError for a missing, malformed or non-mapping page, which leaves nothing to look at.
+    Raises ConfigError for a missing, empty, malformed or non-mapping page, which leaves nothing to look at.
     """
     file = Path(path)
     try:
@@ -60,8 +65,8 @@ def scan_page(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(str(path), [f"{line}not valid YAML: {problem}"]) from None
     except RecursionError:
         raise ConfigError(str(path), ["is nested too deeply to be a page. Write it flatter."]) from None
-    if tree is None:
-        return {}, []
+    if tree is None or tree == {}:
+        raise ConfigError(str(path), [_EMPTY])
     if not isinstance(tree, dict):
         raise ConfigError(str(path), [f"the page must be a mapping of keys, got a {type(tree).__name__}"])
     return tree, faults

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -384,6 +385,18 @@ class DetectSection(Section):
     grad_norm: GradSpikeSection = GradSpikeSection()
     entropy: EntropyBandSection = EntropyBandSection()
     vote_window: Count = knob(15, "Iterations within which two detector families must alarm.", identity=False)
+
+
+URI_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "uc")
+
+
+def unreadable(uri: str) -> str:
+    """Why an address cannot be taken apart; "" where it can."""
+    try:
+        _ = urlsplit(uri).scheme in ("http", "https") and urlsplit(uri).port  # looked at only when asked for
+    except ValueError:  # its text may hold a password
+        return "cannot be read as an address: its host or its port is malformed"
+    return ""
 
 
 class TrackSection(Section):

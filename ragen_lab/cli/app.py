@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from ragen_lab.cli.called import program as _program
+from ragen_lab.cli.called import typed as _typed
 
 app = typer.Typer(
     name="ragen-lab",
@@ -38,19 +39,29 @@ HOME = Path(".ragen-lab")
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit; what the user can mend is told without a traceback."""
     from ragen_lab.errors import CheckpointError, ConfigError, HomeError, NotBuilt, TrackingError, TrialLocked
-    from ragen_lab.redaction import redact
 
+    as_json = "--json" in (sys.argv[1:] if args is None else args)
     try:
         app(args)
     except (ConfigError, NotBuilt, HomeError) as error:
-        print(redact(str(error)), file=sys.stderr)  # it may repeat what the user gave
+        _tell(error, as_json)
         sys.exit(2)
     except (TrialLocked, TrackingError, CheckpointError) as error:
-        print(redact(str(error)), file=sys.stderr)
+        _tell(error, as_json)
         sys.exit(1)
     except KeyboardInterrupt:
         print("Interrupted. Repeat the command to go on.", file=sys.stderr)
         sys.exit(130)
+
+
+def _tell(error: Exception, as_json: bool) -> None:
+    """What is wrong: for people, and under --json for a script as well, as the last line of stdout."""
+    from ragen_lab.redaction import redact
+
+    print(redact(str(error)), file=sys.stderr)  # it may repeat what the user gave
+    if as_json:
+        faults = getattr(error, "faults", [str(error)])
+        print(json.dumps({"faults": [redact(fault) for fault in faults]}), flush=True)
 
 
 def _version(wanted: bool) -> None:
@@ -82,7 +93,8 @@ def sweep(
     ] = False,
     local: Annotated[bool, typer.Option("--local", help="A pool of processes on this machine instead of Ray.")] = False,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=0, help="Local processes; 0 = in this one, for a debugger.")
+        int | None,
+        typer.Option("--workers", min=0, help="Local processes; implies --local. 0 = in this one, to debug."),
     ] = None,
     address: Annotated[
         str | None, typer.Option("--address", help="A running Ray cluster; its machines must share the home.")
@@ -129,13 +141,16 @@ def sweep(
     from ragen_lab.sweep.spec import load_sweep
 
     running = {"set": set_, "plan": plan, "probe": probe, "local": local, "workers": workers is not None,
-               "address": address, "rerun": rerun, "out": out}  # fmt: skip
+               "address": address is not None, "rerun": rerun is not None, "out": out}  # fmt: skip
     if asked := choice(file, {"status": status, "stop": stop, "pause": pause}, running):
         _control(home, *asked, as_json)
         return
     assert file is not None
     if probe and not plan:
         raise ConfigError("--probe", ["measures how long a sweep would take and runs none of it; add --plan."])
+    engine = "--local" if local else None if workers is None else "--workers"
+    if address is not None and engine is not None:
+        raise ConfigError("--address", [f"joins a Ray cluster, and {engine} runs without Ray; leave out one of them."])
     spec = load_sweep(file, _overrides(set_))
     if plan:
         planned = plan_here(spec, home, address)
@@ -145,10 +160,9 @@ def sweep(
             planned = probed(planned, home, lambda line: print(line, file=sys.stderr))
         print(json.dumps(plan_as_json(planned)) if as_json else describe(planned))
         return
-    engine = "local" if local or workers is not None else "ray"
     options = Options(
         home,
-        engine,  # type: ignore[arg-type]
+        "local" if engine else "ray",
         workers,
         address,
         _typed(rerun),
@@ -235,8 +249,12 @@ def report(
 
     Example: ragen-lab report quickstart
     """
+    from ragen_lab.errors import ConfigError
+    from ragen_lab.sections import unreadable
     from ragen_lab.sweep.drive import report_of
 
+    if mlflow is not None and (why := unreadable(mlflow)):
+        raise ConfigError("--mlflow", [f"{mlflow!r} {why}; give one such as http://localhost:5000."])
     written = report_of(home, sweep, out, uri=mlflow)
     print(json.dumps({"sweep": sweep, "report": str(written)}) if as_json else written)
 
@@ -398,11 +416,12 @@ def sync(
 
     Example: ragen-lab sync quickstart
     """
+    from ragen_lab.sweep.board import plural
     from ragen_lab.sweep.mirroring import sync as rebuild
 
     count, places = rebuild(home, sweep)
     for place in places:
-        print(f"{count} runs of {sweep} written to {place}")
+        print(f"{plural(count, 'run')} of {sweep} written to {place}")
 
 
 @app.command()
@@ -469,40 +488,6 @@ def _overrides(texts: list[str] | None) -> dict[str, Any]:
     from ragen_lab.sweep.spec import parse_sets
 
     return parse_sets(texts or [])
-
-
-def _typed(rerun: str | None = None) -> str:
-    """The command as it was typed, for messages, the ledger and the report: without the password of an address, and
-    without --rerun, because to repeat that would begin all over again."""
-    from ragen_lab.redaction import redact
-
-    words = sys.argv[1:]
-    if rerun is not None:
-        given = [i for i, word in enumerate(words) if word == "--rerun"]
-        words = [word for i, word in enumerate(words) if not ({i, i - 1} & set(given) or word.startswith("--rerun="))]
-    return redact(f"{_program()} {shlex.join(words)}")
-
-
-def _program() -> str:
-    """How the user can call this program again: as it was called, where its bare name would not find it."""
-    called = Path(sys.argv[0])
-    if called.name == "__main__.py":
-        return f"{shlex.quote(_short(Path(sys.executable)))} -m ragen_lab"
-    if called.suffix == ".py":
-        return f"{shlex.quote(_short(Path(sys.executable)))} {shlex.quote(_short(called))}"
-    if called.name == "-c":
-        return "ragen-lab"
-    found = shutil.which(called.name)
-    if len(called.parts) < 2 or (found and Path(found).absolute() == called.absolute()):
-        return called.name
-    return shlex.quote(_short(called))
-
-
-def _short(path: Path) -> str:
-    """Relative to the working directory where it lies below it."""
-    here = Path.cwd()
-    whole = path if path.is_absolute() else here / path
-    return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(path)
 
 
 def _finish(finished: Any, as_json: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -12,10 +13,12 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from ragen_lab.config import RunConfig, flatten, suggest
+from ragen_lab.config import RunConfig, apply_overrides, build, flatten, suggest
+from ragen_lab.errors import ConfigError
 from ragen_lab.sections import ENV_SECTIONS
 from ragen_lab.sweep.page_check import known, knows
-from ragen_lab.sweep.page_keys import SweepPage
+from ragen_lab.sweep.page_keys import MOST_TRIALS, SweepPage, lost
+from ragen_lab.sweep.search_page import Range
 
 Changes = dict[str, Any]
 
@@ -39,7 +42,7 @@ class Condition:
     allowed: dict[str, tuple[Any, ...]]
 
 
-def factors_of(page: SweepPage) -> tuple[list[Factor], list[str]]:
+def factors_of(page: SweepPage, broken: Set[str]) -> tuple[list[Factor], list[str]]:
     """(the axes and groups of axes in page order, faults of ``zip``).
 
     Empty axes and unknown knobs are left out here; ``path_faults`` tells them.
@@ -49,7 +52,8 @@ def factors_of(page: SweepPage) -> tuple[list[Factor], list[str]]:
     group_of: dict[str, tuple[str, ...]] = {}
     for place, group in enumerate(page.zip):
         where = f"zip.{place}"
-        unknown = [path for path in group if path not in page.axes]
+        missing = [path for path in group if path not in page.axes]
+        unknown = [path for path in missing if not lost(broken, "axes", path)]
         twice = sorted({path for path in group if path in group_of or group.count(path) > 1})
         for path in unknown:
             faults.append(f"{where}: {path} is no axis of this page.{suggest(path, list(page.axes))}")
@@ -61,7 +65,7 @@ def factors_of(page: SweepPage) -> tuple[list[Factor], list[str]]:
             faults.append(f"{where}: axes that are walked together have as many values each, not {told}.")
         if len(group) < 2:
             faults.append(f"{where}: names {len(group)} axis; a group has at least two.")
-        if not (unknown or twice or len(set(lengths.values())) > 1):
+        if not (missing or twice or len(set(lengths.values())) > 1):
             group_of |= dict.fromkeys(group, tuple(group))
     found: list[Factor] = []
     for path, values in axes.items():
@@ -71,6 +75,24 @@ def factors_of(page: SweepPage) -> tuple[list[Factor], list[str]]:
         levels = zip(*([as_knob(each, value) for value in axes[each]] for each in paths), strict=True)
         found.append(Factor(paths, tuple(levels)))
     return found, faults
+
+
+def size_fault(page: SweepPage, factors: Sequence[Factor], seeds: int) -> str | None:
+    """Told before the combinations are made: there may be more of them than fit into any memory."""
+    sizes = [len(factor.values) for factor in factors]
+    settings, what = math.prod(sizes), f"axes: {' x '.join(map(str, sizes))} values"
+    if page.design == "list" or not sizes:
+        settings, what = len(page.settings), f"settings: {len(page.settings)} of them"
+    elif page.design == "one_at_a_time":
+        settings, what = 1 + sum(sizes) - len(sizes), f"axes: {' + '.join(map(str, sizes))} values one at a time"
+    trials = (settings + len(page.arms)) * seeds
+    if trials <= MOST_TRIALS:
+        return None
+    return (
+        f"{what} with {seeds} seed{'s' if seeds != 1 else ''} make {trials} trials; at most {MOST_TRIALS} per sweep. "
+        f"Give fewer values or seeds, walk axes together with zip, or let a search choose among them: search: {{kind: "
+        f"optuna, trials: 20}}."
+    )
 
 
 def combinations(page: SweepPage, factors: Sequence[Factor]) -> list[Changes]:
@@ -94,13 +116,15 @@ def combinations(page: SweepPage, factors: Sequence[Factor]) -> list[Changes]:
     ]
 
 
-def conditions_of(page: SweepPage) -> tuple[list[Condition], list[str]]:
+def conditions_of(page: SweepPage, broken: Set[str]) -> tuple[list[Condition], list[str]]:
     """(the conditions in an order in which each can be judged, faults of ``when``)."""
     faults: list[str] = []
     found: dict[str, Condition] = {}
     in_settings = {path for setting in page.settings for path in flatten(setting)}
     for path, wanted in page.when.items():
         if path not in page.axes and path not in in_settings:
+            if lost(broken, "axes", path) or lost(broken, "settings"):
+                continue
             hint = suggest(path, [*page.axes, *in_settings])
             faults.append(f"when.{path}: is no axis of this page.{hint} A condition says where an axis applies.")
             continue
@@ -123,6 +147,50 @@ def conditions_of(page: SweepPage) -> tuple[list[Condition], list[str]]:
     except CycleError as error:
         circle = " -> ".join(error.args[1])
         return [], [*faults, f"when: {circle} go round in a circle; remove one of the conditions."]
+
+
+def unmet(
+    conditions: Sequence[Condition], base: dict[str, Any], held: Callable[[str], Sequence[Any]]
+) -> tuple[list[str], list[str], list[str]]:
+    """What conditions ask for and no arm has: (values that no run may have, those for want of which an axis never
+    applies, those beside others that arms have).
+
+    ``held``: what the arms have of a knob; a Range holds everything between its ends.
+    """
+    impossible: list[str] = []
+    never: list[str] = []
+    idle: list[str] = []
+    for condition in conditions:
+        for knob, allowed in condition.allowed.items():
+            where, there = f"when.{condition.path}", held(knob)
+            absent = [value for value in allowed if not any(_holds(each, value) for each in there)]
+            wrong = [fault for value in absent for fault in _value_faults(base, knob, value)]
+            impossible += [f"{where}.{fault}" for fault in wrong]
+            told = f"{where}.{knob}: no arm has {', '.join(map(text, absent))}"
+            if absent and not wrong and len(absent) == len(allowed):
+                has = ", ".join(
+                    f"{each.low} to {each.high}" if isinstance(each, Range) else text(each) for each in there
+                )
+                never.append(f"{told}, so that {condition.path} never applies; the arms have {has}.")
+            elif absent and not wrong:
+                idle.append(f"{told}.")
+    return impossible, never, idle
+
+
+def _holds(there: Any, value: Any) -> bool:
+    if isinstance(there, Range):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number and there.low <= value <= there.high
+    return _same(there, value)
+
+
+def _value_faults(base: dict[str, Any], path: str, value: Any) -> list[str]:
+    """Why no run may have this value of a knob. What is wrong between knobs is not the value's fault."""
+    try:
+        build(apply_overrides(base, {path: value}, ""), "")
+    except ConfigError as error:
+        return [fault for fault in error.faults if fault.startswith((f"{path}: got ", f"{path}: unknown environment"))]
+    return []
 
 
 def applicable(changes: Changes, conditions: Sequence[Condition], values: Mapping[str, Any]) -> Changes:

@@ -156,11 +156,13 @@ class Ledger:
         if before.resolve() == now.resolve() or not before.exists():
             return
         if gone := self.leaving(sweep):
+            are = "is" if len(gone) == 1 else "are"
             raise ConfigError(
                 sweep.file,
                 [
                     f"name: {sweep.name!r} is the sweep of another page in this home, {before}, and {len(gone)} of its "
-                    f"trials are not on this one. Give this one a name of its own (--set name=...), or another --home."
+                    f"trials {are} not on this one. Give this one a name of its own (--set name=...), or another "
+                    f"--home."
                 ],
             )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from ragen_lab.config import RunConfig, build, flatten, knobs, suggest
 from ragen_lab.sweep import ties
-from ragen_lab.sweep.page_keys import HERE, MOST_SEEDS, ConstraintSection, SweepPage
+from ragen_lab.sweep.page_keys import HERE, MOST_SEEDS, ConstraintSection, SweepPage, lost
 from ragen_lab.sweep.rules import RULES
 
 Constraint = tuple[ConstraintSection, ast.expr]
@@ -101,7 +102,9 @@ def constraints_of(page: SweepPage) -> tuple[list[Constraint], list[str]]:
     return parsed, faults
 
 
-def path_faults(page: SweepPage, parsed: Mapping[str, ast.expr], overrides: Mapping[str, Any]) -> list[str]:
+def path_faults(
+    page: SweepPage, parsed: Mapping[str, ast.expr], overrides: Mapping[str, Any], broken: Set[str]
+) -> list[str]:
     """Names that are no knobs, axes without values, and knobs that are set in two places."""
     faults = []
     for where, path in _named(page, overrides):
@@ -121,8 +124,8 @@ def path_faults(page: SweepPage, parsed: Mapping[str, ast.expr], overrides: Mapp
     for path, values in page.levels().items():
         if not values:
             faults.append(f"axes.{path}: the axis is empty; give at least one value, or remove it.")
-        twice = [value for position, value in enumerate(values) if value in values[:position]]
-        if twice and path not in zipped:
+        twice = _twice(values)
+        if twice and path not in zipped and not lost(broken, "zip"):
             faults.append(f"axes.{path}: {', '.join(map(str, twice))} is there twice.")
         if path in overrides:
             faults.append(f"--set {path}: is an axis of this page; use --set 'axes.{path}=[...]'.")
@@ -132,6 +135,18 @@ def path_faults(page: SweepPage, parsed: Mapping[str, ast.expr], overrides: Mapp
         ]:
             faults.append(f"ties.{path}: is also set by {', '.join(setters)}; keep one of them.")
     return faults
+
+
+def _twice(values: Sequence[Any]) -> list[Any]:
+    """The values that came before already. An axis may have thousands, so that each is looked up, not searched."""
+    seen: set[Any] = set()
+    found = []
+    for value in values:
+        key = json.dumps(value, sort_keys=True) if isinstance(value, (list, dict)) else value
+        if key in seen:
+            found.append(value)
+        seen.add(key)
+    return found
 
 
 def _named(page: SweepPage, overrides: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -161,16 +176,18 @@ def override_notes(page: SweepPage, overrides: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def design_faults(page: SweepPage) -> list[str]:
+def design_faults(page: SweepPage, broken: Set[str]) -> list[str]:
     """Keys that the chosen design does not read, and accepted rules that do not exist."""
     faults = []
-    if page.design == "list":
+    if lost(broken, "design"):
+        pass  # what its keys are for cannot be said
+    elif page.design == "list":
         if page.axes:
             faults.append(
                 "axes: design list takes its arms from settings, for example settings: [{optim.lr: 1e-3}, {optim.lr: "
                 "2e-3}]. To walk axes side by side use design grid with zip."
             )
-        if not page.settings:
+        if not page.settings and not lost(broken, "settings"):
             faults.append("settings: missing; design list needs at least one entry, {} for the base itself.")
     elif page.settings:
         faults.append(f"settings: design {page.design} takes its arms from axes; say design: list, or use arms.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -13,7 +15,9 @@ from ragen_lab.sections import Section, knob
 from ragen_lab.sweep.search_page import AXIS_KINDS, Axis, BudgetSection, Range, SchedulerSection, SearchSection
 
 MOST_SEEDS = 1000
+MOST_TRIALS = 10_000  # combinations times seeds; to resolve so many takes some ten seconds
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+NAME_WORDS = "letters, digits, '_', '-' and '.', a letter or digit first, 100 at most"
 Finding = Annotated[int, Field(ge=1, le=6)]
 SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -92,22 +96,68 @@ def is_sweep_page(tree: Mapping[str, Any]) -> bool:
     return bool(keys) and not any(key in RunConfig.model_fields for key in tree)
 
 
-def read_keys(tree: dict[str, Any]) -> tuple[SweepPage, list[str]]:
-    """(the validated page, its faults); keys at fault are left out, so that the rest can be looked at too."""
-    try:
-        return SweepPage.model_validate(tree), []
-    except ValidationError as error:
-        faults: list[str] = []
-        broken = set()
-        for item in error.errors():
+def read_keys(tree: dict[str, Any]) -> tuple[SweepPage, list[str], frozenset[str]]:
+    """(the validated page, its faults, the places that it lacks because of them, for ``lost``).
+
+    As little as possible is left out at a fault, so that the rest can be looked at too.
+    """
+    tree = json.loads(json.dumps(tree, default=str))  # no value is then shared by two places, as deepcopy would keep
+    faults: list[str] = []
+    broken: set[str] = set()
+    while True:
+        try:
+            return SweepPage.model_validate(tree), faults, frozenset(broken)
+        except ValidationError as error:
+            items = error.errors()
+        for item in items:
             head = str(item["loc"][0])
-            broken.add(head)
             fault = _form_fault(head, item, tree) if head in _FORMS else _fault(item)
             if fault not in faults:
                 faults.append(fault)
-        kept = {key: value for key, value in tree.items() if key not in broken}
-        kept.setdefault("name", "unnamed")
-        return SweepPage.model_validate(kept), faults
+        before = copy.deepcopy(tree)
+        broken |= {_leave_out(tree, item["loc"]) for item in items}
+        if tree == before:  # a mapping where there should be none has nothing at that place
+            broken |= {_leave_out(tree, item["loc"][:1]) for item in items}
+        tree.setdefault("name", "unnamed")
+
+
+# What stands for an entry of a list that is at fault: the others keep their places, and it asks for nothing.
+_HARMLESS: dict[str, Any] = {"settings": {}, "constraints": "0 == 0"}
+
+
+def _leave_out(tree: dict[str, Any], loc: tuple[int | str, ...]) -> str:
+    """Take the key or entry at fault out of the page; its place."""
+    head, rest = str(loc[0]), loc[1:]
+    held = tree.get(head)
+    place = f"{head}.{rest[0]}" if rest else head
+    if isinstance(held, list) and rest and head in _HARMLESS:
+        held[int(rest[0])] = copy.copy(_HARMLESS[head])
+    elif isinstance(held, dict) and rest:
+        held.pop(str(rest[0]), None)
+    elif head != "search" or not isinstance(held, dict):
+        tree.pop(head, None)
+        place = head
+    elif "trials" in held:  # a rule between the keys of the search; the other one is that it needs trials
+        held.pop("sampler", None)
+    if head == "search":
+        _stay_a_search(tree)
+    return place
+
+
+def _stay_a_search(tree: dict[str, Any]) -> None:
+    """A page with a faulty search is judged as the search that it is: a grid would have other faults."""
+    section, axes = tree.setdefault("search", {}), tree.get("axes")
+    section.setdefault("trials", 1)
+    if "kind" not in section and isinstance(axes, dict) and any(isinstance(axis, dict) for axis in axes.values()):
+        section["kind"] = "random"
+
+
+def lost(broken: Set[str], key: str, name: str | None = None) -> bool:
+    """Whether something that the page says under ``key`` (there: ``name``) could not be read: that it is missing is
+    then no fault of its own."""
+    if name is not None:
+        return not broken.isdisjoint({"include", key, f"{key}.{name}"})
+    return any(place in ("include", key) or place.startswith(f"{key}.") for place in broken)
 
 
 def _form_fault(head: str, item: Any, tree: Mapping[str, Any]) -> str:
@@ -120,22 +170,44 @@ def _form_fault(head: str, item: Any, tree: Mapping[str, Any]) -> str:
 
 
 def _fault(item: Any) -> str:
-    path, got = ".".join(str(part) for part in item["loc"] if part not in AXIS_KINDS), item.get("input")
+    section = _section_of(item["loc"])
+    number = section is Range and item["loc"][-1] in ("float", "int")  # told for each of the two
+    loc = item["loc"][:-1] if number else item["loc"]
+    parts = [str(part) for part in loc if part not in AXIS_KINDS]
+    path, got = ".".join(parts), item.get("input")
     if isinstance(got, str) and got in _NOT_BUILT.get(path, ()):
         return f"{path}: {got!r} is not built in this version; allowed: {_allowed(path)}."
     if item["type"] == "extra_forbidden":
-        head, _, leaf = path.rpartition(".")
-        section = SweepPage.model_fields[head].annotation if head in SweepPage.model_fields else SweepPage
-        fields = list(getattr(section, "model_fields", SweepPage.model_fields))
-        hint = suggest(leaf or path, fields)
+        fields = list(section.model_fields)
+        hint = suggest(parts[-1], fields)
         where = ""
-        if not head and path in RunConfig.model_fields:
+        if section is SweepPage and path in RunConfig.model_fields:
             where = " Knobs of a run belong into the base page, or under axes or arms."
         return f"{path}: unknown key.{hint}{where} Allowed here: {', '.join(fields)}."
     if item["type"] == "literal_error":
         return f"{path}: got {got!r}; allowed: {_allowed(path) or item['ctx']['expected']}."
-    message = item["msg"][0].lower() + item["msg"][1:]
-    return f"{path}: got {got!r}; {message.replace('input ', '', 1)}. Its meaning: {_describe(path)}"
+    if path == "name" and isinstance(got, str):
+        return f"name: got {got!r}; {NAME_WORDS}."
+    if item["type"] == "value_error":  # a sentence of ours
+        told = str(item["ctx"]["error"])
+        inner = told.partition(":")[0]
+        return (
+            f"{path}.{told}." if path == "search" and inner in section.model_fields else f"{path}: got {got!r}; {told}."
+        )
+    if section is not SweepPage and len(parts) == 1:
+        return f"{path}: got {got!r}; it is a section and holds keys: {', '.join(section.model_fields)}."
+    message = "give a number" if number else item["msg"][0].lower() + item["msg"][1:]
+    field = section.model_fields.get(parts[-1])
+    meaning = field.description if field and field.description else _describe(path)
+    return f"{path}: got {got!r}; {message.replace('input ', '', 1)}. Its meaning: {meaning}"
+
+
+def _section_of(loc: tuple[int | str, ...]) -> type[Section]:
+    """The section that a place is in: a range of an axis, a section of the page, or the page."""
+    if "range" in loc:
+        return Range
+    section = SweepPage.model_fields[str(loc[0])].annotation if str(loc[0]) in SweepPage.model_fields else None
+    return section if isinstance(section, type) and issubclass(section, Section) else SweepPage
 
 
 def _allowed(path: str) -> str:

@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ragen_lab.mirror import uri_fault
+from ragen_lab.mirror_folders import lacking_libraries
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import duration, plural
 from ragen_lab.sweep.compete import with_proposals
+from ragen_lab.sweep.mirroring import mlflow_uri
 from ragen_lab.sweep.plan import Plan, PlannedTrial, make_plan
 from ragen_lab.sweep.search_page import better, rungs
 from ragen_lab.sweep.spec import Sweep
@@ -54,7 +57,8 @@ def _competition(sweep: Sweep) -> list[str]:
         search, known = sweep.search, sum(arm.name.startswith("#") for arm in sweep.arms)
         how = "random search" if search.kind == "random" else f"Optuna ({search.sampler})"
         seeds = plural(len(sweep.seeds), "seed")
-        seeds = f"{search.first_seeds} to {seeds}" if search.first_seeds else seeds
+        if search.first_seeds and search.first_seeds < len(sweep.seeds):
+            seeds = f"{search.first_seeds} to {seeds}"
         lines.append(
             f"Search: {search.trials} settings by {how}, {known} proposed so far, {seeds} each; better: "
             f"{', '.join(f'{name} {better(name)}' for name in search.objectives)}."
@@ -129,7 +133,17 @@ def _bases(plan: Plan) -> list[str]:
 def plan_here(sweep: Sweep, home: Path, address: str | None = None) -> Plan:
     """The plan, with what this machine has not of the resources that it asks for."""
     faults = [] if address else local.lacking(sweep.cpus, sweep.gpus, sweep.memory_gb)
+    faults = [*faults, *_lacking_mirrors(sweep, home)]
     return replace(make_plan(with_proposals(sweep, home), home), lacking=tuple(faults))
+
+
+def _lacking_mirrors(sweep: Sweep, home: Path) -> list[str]:
+    """Why a mirror that the page asks for could not be written; the sweep itself then refuses to begin."""
+    cfg = sweep.trials[0].cfg
+    faults = lacking_libraries(cfg.track.model_dump())
+    if cfg.track.mlflow and (fault := uri_fault(mlflow_uri(cfg, home.absolute()))):
+        faults.append(f"track.mlflow_uri: {fault}")
+    return faults
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def chosen(sweep: Sweep, home: Path, what: str) -> list[Trial]:
             raise ConfigError("--rerun", [f"no trial of {sweep.name} has {what}. Leave out --rerun to go on with it."])
         return found
     arms = [arm.name for arm in sweep.arms]
+    what = next((arm for arm in arms if what.startswith("#") and arm.split(" ")[0] == what), what)  # by its number
     if what not in arms:
         allowed = ", ".join([*STATES, *arms])
         raise ConfigError("--rerun", [f"no arm {what!r}.{suggest(what, [*STATES, *arms])} Allowed: {allowed}."])

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError
 from ragen_lab.sweep.design import is_fraction
-from ragen_lab.sweep.page_keys import SweepPage
+from ragen_lab.sweep.page_check import knows
+from ragen_lab.sweep.page_keys import SweepPage, lost
 from ragen_lab.sweep.search_page import Range, rungs
 from ragen_lab.sweep.template import Template
 from ragen_lab.sweep.ties import TieError
 
 
-def without_space(page: SweepPage) -> tuple[SweepPage, dict[str, Any], list[str]]:
+def without_space(page: SweepPage, broken: Set[str]) -> tuple[SweepPage, dict[str, Any], list[str]]:
     """(the page as a design of fixed arms, the space of its search, faults).
 
     A search proposes its settings while it runs; the base itself is its first arm, to be compared with.
@@ -28,7 +29,7 @@ def without_space(page: SweepPage) -> tuple[SweepPage, dict[str, Any], list[str]
         kept = {path: axis for path, axis in page.axes.items() if path not in ranges}
         return page.model_copy(update={"axes": kept}), {}, faults
     faults = []
-    if not page.axes:
+    if not page.axes and not lost(broken, "axes"):
         faults.append("axes: empty; a search needs at least one axis to vary.")
     if page.zip:
         faults.append("zip: a search varies every axis by itself; tie knobs together with ties.")
@@ -49,7 +50,7 @@ def _typed(path: str, axis: Any) -> Any:
 
 def _steps_fault(path: str, axis: Any) -> str | None:
     numbers = (axis.low, axis.high, 1 if axis.step is None else axis.step)
-    if is_fraction(path) or all(isinstance(number, int) for number in numbers):
+    if not knows(path) or is_fraction(path) or all(isinstance(number, int) for number in numbers):
         return None
     return f"axes.{path}: takes whole numbers, so low, high and step must be whole, for example {{low: 1, high: 8}}."
 
@@ -58,13 +59,15 @@ def space_faults(space: dict[str, Any], template: Template) -> list[str]:
     """Ends and levels that no run may have, the other knobs as in the base."""
     faults = []
     for path, axis in space.items():
+        if not knows(path):
+            continue  # told already
         for value in (axis.low, axis.high) if isinstance(axis, Range) else axis:
             try:
                 template.resolve({path: value}, path)
             except (ConfigError, TieError) as error:
                 told = error.faults if isinstance(error, ConfigError) else [str(error)]
-                faults += [f"axes.{path}: {fault}" for fault in told if fault.startswith(f"{path}:")]
-    return faults
+                faults += [f"axes.{fault}" for fault in told if fault.startswith(f"{path}:")]
+    return list(dict.fromkeys(faults))
 
 
 def scheduler_faults(page: SweepPage, configs: Sequence[RunConfig]) -> list[str]:
@@ -85,7 +88,15 @@ def scheduler_faults(page: SweepPage, configs: Sequence[RunConfig]) -> list[str]
     return []
 
 
-def budget_faults(page: SweepPage) -> list[str]:
-    if page.budget.gpu_hours is not None and page.resources.gpus == 0:
+def seed_faults(page: SweepPage, seeds: Sequence[int], broken: Set[str]) -> list[str]:
+    first = page.search.first_seeds
+    if first is None or first <= len(seeds) or page.search.kind == "grid" or lost(broken, "seeds"):
+        return []
+    has = f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}"
+    return [f"search.first_seeds: got {first}, but the page has {has}; give at most {len(seeds)}, or more seeds."]
+
+
+def budget_faults(page: SweepPage, broken: Set[str]) -> list[str]:
+    if page.budget.gpu_hours is not None and page.resources.gpus == 0 and not lost(broken, "resources", "gpus"):
         return ["budget.gpu_hours: resources.gpus is 0, so that none is ever spent; give each trial a share of a GPU."]
     return []

@@ -102,15 +102,15 @@ def summary(home: Path, sweep: str, runs: RunTable) -> Searched | None:
 
 def dashboard(home: Path, sweep: str, port: int) -> list[str]:
     """Write the journal of a search anew; the command that shows it. Raises ConfigError."""
-    program = shutil.which("optuna-dashboard")
-    if program is None:
-        raise ConfigError(
-            "dashboard", ["optuna-dashboard is not installed; install it with: pip install optuna-dashboard"]
-        )
     found = found_in(home, sweep, from_home(home, sweep))
     if found is None:
         raise ConfigError(
             "dashboard", [f"{sweep} is no search, so there is nothing of Optuna's to show. See its report."]
+        )
+    program = shutil.which("optuna-dashboard")
+    if program is None:
+        raise ConfigError(
+            "dashboard", ["optuna-dashboard is not installed; install it with: pip install optuna-dashboard"]
         )
     file = home / "optuna" / f"{sweep}.journal"
     write_journal(file, sweep, found.space, found.search, found.known)

@@ -19,6 +19,7 @@ from ragen_lab.errors import ConfigError
 from ragen_lab.page import read_value, scan_experiment, scan_page
 from ragen_lab.sections import Section
 from ragen_lab.sweep import ties
+from ragen_lab.sweep.arm_faults import broken, config_of, placed, shown, tied, trial_faults
 from ragen_lab.sweep.design import (
     Condition,
     Factor,
@@ -30,6 +31,8 @@ from ragen_lab.sweep.design import (
     factors_of,
     label,
     merged,
+    size_fault,
+    unmet,
 )
 from ragen_lab.sweep.include import with_included
 from ragen_lab.sweep.page_check import (
@@ -44,8 +47,17 @@ from ragen_lab.sweep.page_check import (
     seeds_of,
     ties_of,
 )
-from ragen_lab.sweep.page_keys import HERE, NAME, ConstraintSection, SweepPage, is_sweep_page, read_keys
-from ragen_lab.sweep.search_check import budget_faults, scheduler_faults, space_faults, without_space
+from ragen_lab.sweep.page_keys import (
+    HERE,
+    MOST_TRIALS,
+    NAME,
+    NAME_WORDS,
+    SweepPage,
+    is_sweep_page,
+    lost,
+    read_keys,
+)
+from ragen_lab.sweep.search_check import budget_faults, scheduler_faults, seed_faults, space_faults, without_space
 from ragen_lab.sweep.search_page import BudgetSection, SchedulerSection, SearchSection
 from ragen_lab.sweep.template import Template
 
@@ -125,7 +137,7 @@ def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
         tree["include"] = sets.pop("include")
     tree, included = with_included(file, tree)
     tree.setdefault("name", file.stem)
-    return _Resolver(file, tree, sets, [*faults, *included], overridden=bool(overrides)).resolve()
+    return _Resolver(file, tree, sets, faults, included, overridden=bool(overrides)).resolve()
 
 
 def one_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
@@ -139,7 +151,7 @@ def one_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Swe
         raise ConfigError(str(path), [f"this is a sweep page (it has {keys}): use `ragen-lab sweep {path}`."])
     name = str(changes.pop("name", re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem).lstrip("_.-")[:100] or "run"))
     if not re.match(NAME, name):
-        raise ConfigError("--set", [f"name: got {name!r}; letters, digits, '_', '-' and '.', 100 at most."])
+        raise ConfigError("--set", [f"name: got {name!r}; {NAME_WORDS}."])
     cfg = load(file, changes)
     mine = cfg.identity()
     try:
@@ -188,38 +200,46 @@ def env_section(name: str, overrides: Mapping[str, Any]) -> Section:
 
 
 T = TypeVar("T")
-SHOWN = 6  # arms named of those that a constraint leaves out
 
 
 class _Resolver:
     """One reading of one page; ``faults`` fills up on the way and is raised at the end."""
 
     def __init__(
-        self, file: Path, tree: dict[str, Any], overrides: dict[str, Any], faults: list[str], overridden: bool
+        self,
+        file: Path,
+        tree: dict[str, Any],
+        overrides: dict[str, Any],
+        faults: list[str],
+        included: list[str],
+        overridden: bool,
     ) -> None:
-        self.file, self.faults, self.overridden = file, list(faults), overridden
+        self.file, self.faults, self.overridden = file, [*faults, *included], overridden
         self.notes: list[str] = []
         self.left_out: list[str] = []
         self.knob_overrides: dict[str, Any] = {}
         self._plain_of: dict[str, dict[str, Any]] = {}
-        self.whole = self._told(read_keys(self._with_page_overrides(tree, overrides)))
-        self.page, self.space, faults = without_space(self.whole)
-        self.faults += faults
+        missing = {"include"} if included else set()
+        self.whole, told, places = read_keys(self._with_page_overrides(tree, overrides))
+        self.broken = places | missing  # those of the page that could not be read
+        self.page, self.space, follow = without_space(self.whole, self.broken)
+        self.faults += told + follow
 
     def resolve(self) -> Sweep:
         page = self.page
         seeds = self._told(seeds_of(page))
         parsed = self._told(ties_of(page))
         constraints = self._told(constraints_of(page))
-        conditions = self._told(conditions_of(self.whole))
+        conditions = self._told(conditions_of(self.whole, self.broken))
         self.faults += [
-            *path_faults(self.whole, parsed, self.knob_overrides),
-            *design_faults(page),
-            *budget_faults(page),
+            *path_faults(self.whole, parsed, self.knob_overrides, self.broken),
+            *design_faults(page, self.broken),
+            *seed_faults(page, seeds, self.broken),
+            *budget_faults(page, self.broken),
         ]
         self.notes += override_notes(page, self.knob_overrides)
         base = self._base()
-        arms, factors = self._arms(base, [] if self.space else conditions)
+        arms, factors = self._arms(base, conditions, len(seeds))
         resolved: list[tuple[Arm, RunConfig]] = []
         trials: list[Trial] = []
         template = None
@@ -229,11 +249,11 @@ class _Resolver:
             texts = {target: ast.unparse(node) for target, node in parsed.items()}
             kept = tuple(section.require for section, _ in constraints)
             template = Template(base, texts, kept, tuple(conditions))
-            if resolved and self.space:
+            if self.space:
                 self.faults += space_faults(self.space, template)
             if not self.faults:
                 trials = [trial_of(arm.name, seed, cfg) for seed in seeds for arm, cfg in resolved]
-                self._check_distinct(trials)
+                self.faults += trial_faults(trials, page.resources.gpus)
         if self.faults:
             raise ConfigError(str(self.file), self.faults)
         return Sweep(
@@ -294,15 +314,20 @@ class _Resolver:
 
     # --- arms and runs ---
 
-    def _arms(self, base: dict[str, Any] | None, conditions: Sequence[Condition]) -> tuple[list[Arm], list[Factor]]:
+    def _arms(
+        self, base: dict[str, Any] | None, conditions: Sequence[Condition], seeds: int
+    ) -> tuple[list[Arm], list[Factor]]:
         """The arms of the design, those that differ only in an axis that does not apply once, then the named ones."""
         page = self.page
         # An empty or unknown axis has been told already.
-        factors = self._told(factors_of(page))
+        factors = self._told(factors_of(page, self.broken))
         arms = []
         if page.axes or page.settings or not page.arms or self.space:
-            before = combinations(page, factors)
-            after = [applicable(each, conditions, self._plain(base, each)) for each in before] if conditions else before
+            before = combinations(self._within_limits(factors, seeds), factors)[:MOST_TRIALS]
+            if base is not None:
+                self._judge(conditions, base, before)
+            here = [] if self.space else conditions  # a search judges them for every setting that it proposes
+            after = [applicable(each, here, self._plain(base, each)) for each in before] if here else before
             kept = merged(after, before)
             if len(kept) < len(before):
                 gone = len(before) - len(kept)
@@ -324,6 +349,34 @@ class _Resolver:
                 self.faults.append(f"arms.{name!r}: a name has 1 to 100 characters.")
             arms.append(Arm(name, as_knobs(flatten(changes)), False))
         return arms, factors
+
+    def _within_limits(self, factors: Sequence[Factor], seeds: int) -> SweepPage:
+        """The page; of one that asks for too much, a design in which every value can still be looked at."""
+        fault = size_fault(self.page, factors, seeds)
+        if fault is None:
+            return self.page
+        self.faults += [] if lost(self.broken, "zip") or lost(self.broken, "design") else [fault]
+        return self.page.model_copy(update={"design": "one_at_a_time"}) if factors else self.page
+
+    def _judge(
+        self, conditions: Sequence[Condition], base: dict[str, Any], before: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Tell which values of the conditions no arm has. With ``--set`` an axis may well lose what they ask for."""
+        conditional = {condition.path for condition in conditions}
+
+        def held(knob: str) -> list[Any]:
+            axis = self.space.get(knob, [])
+            found = list(axis) if isinstance(axis, list) else [axis]
+            for each in before:
+                plain = self._plain(base, each).get(knob)
+                values = [each.get(knob, plain), plain] if knob in conditional else [each.get(knob, plain)]
+                found += [value for value in values if value not in found]
+            return found
+
+        known = [each for each in conditions if not any(lost(self.broken, "axes", knob) for knob in each.allowed)]
+        impossible, never, idle = unmet(known if not lost(self.broken, "settings") else [], base, held)
+        self.faults += impossible + ([] if self.overridden else never)
+        self.notes += idle + (never if self.overridden else [])
 
     def _plain(self, base: dict[str, Any] | None, changes: Mapping[str, Any]) -> dict[str, Any]:
         """What every knob is where an arm does not change it; of a base that is at fault, the defaults."""
@@ -350,7 +403,7 @@ class _Resolver:
     def _base(self) -> dict[str, Any] | None:
         """The tree of the base page with ``--set`` applied; None where it cannot be read."""
         if self.page.base is None:
-            if not any(fault.startswith("base:") for fault in self.faults):
+            if not lost(self.broken, "base"):
                 self.faults.append("base: missing; name the experiment page that every arm starts from.")
             return None
         file = self.file.parent / self.page.base
@@ -380,76 +433,53 @@ class _Resolver:
         base: dict[str, Any],
     ) -> list[tuple[Arm, RunConfig]]:
         """The arms that keep the constraints, with one config each. Faults are gathered; a fault of all arms is told
-        once, as the base's."""
+        once, at its place on the page."""
+        unread = {target for target, node in parsed.items() if not {target, *ties.paths(node)} <= set(known())}
+        unread |= {*self.page.ties} - {*parsed}
+        unread |= {place.partition(".")[2] for place in self.broken if place.startswith(("ties.", "axes."))}
+        if not self.broken.isdisjoint({"ties", "axes", "include"}):
+            constraints = []  # whatever they read may be said there
         of_arm: list[tuple[str, list[str]]] = []
         kept = []
         dropped: dict[str, list[str]] = {}
         for arm in arms:
             changes = {path: value for path, value in arm.changes.items() if knows(path)}
             try:
-                tree = apply_overrides(base, changes, arm.name)
-                for target, node in parsed.items():
-                    if {target, *ties.paths(node)} <= set(known()):
-                        value = as_knob(target, ties.compute(node, leaves(tree)))
-                        tree = apply_overrides(tree, {target: value}, arm.name)
-                        changes[target] = value
-                broken = self._broken(constraints, tree) if constraints else None
-                if broken is None:
-                    kept.append((Arm(arm.name, changes, arm.grid), build(tree, arm.name)))
-                elif broken.otherwise == "fail" or not arm.grid:
-                    named = "" if arm.grid else " A named arm is not dropped: change it, or the constraint."
-                    of_arm.append((arm.name, [f"constraints: {broken.require} does not hold.{named}"]))
-                else:
-                    dropped.setdefault(broken.require, []).append(arm.name)
-            except ties.TieError as error:
-                of_arm.append((arm.name, [f"ties: {error}"]))
+                tree, values, missing, faults = tied(apply_overrides(base, changes, arm.name), parsed, unread)
+                readable = [each for each in constraints if not ties.paths(each[1]) & missing]
+                gone, unclear = broken(readable, tree) if readable else ([], [])
             except ConfigError as error:
                 of_arm.append((arm.name, error.faults))
-        for broken_text, names in dropped.items():
-            shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-            self.left_out.append(f"constraints: {broken_text} leaves out {len(names)} of {len(arms)} arms: {shown}.")
-        if dropped and not kept and not of_arm:
+                continue
+            if gone and gone[0].otherwise == "drop" and arm.grid:
+                dropped.setdefault(gone[0].require, []).append(arm.name)
+                continue
+            named = "" if arm.grid else " A named arm is not dropped: change it, or the constraint."
+            faults += [f"constraints: {section.require} does not hold.{named}" for section in gone]
+            cfg, wrong = (None, []) if gone else config_of(tree, missing)  # it may break rules across knobs as well
+            faults += [*unclear, *wrong]
+            of_arm.append((arm.name, faults))
+            if cfg is not None and not faults:
+                kept.append((Arm(arm.name, {**changes, **values}, arm.grid), cfg))
+        for text, names in dropped.items():
+            self.left_out.append(f"constraints: {text} leaves out {len(names)} of {len(arms)} arms: {shown(names)}.")
+        self.faults += placed(of_arm, len(arms), lambda fault: self._everywhere(fault, arms))
+        if dropped and len(of_arm) == 0 and not self.broken:
             self.faults.append("constraints: no arm is left; loosen one of them, or change the axes.")
-        base_file = self.file.parent / (self.page.base or "")
-        told: list[str] = []
-        for _, faults in of_arm:
-            for fault in faults:
-                where = [name for name, theirs in of_arm if fault in theirs]
-                if len(where) == len(arms):
-                    text = f"{fault} ({'in every arm; ' if len(arms) > 1 else ''}base page {base_file})"
-                else:
-                    text = f"arm{'s' if len(where) > 1 else ''} {', '.join(map(repr, where))}: {fault}"
-                if text not in told:
-                    told.append(text)
-        self.faults += told
         return kept
 
-    def _broken(self, constraints: list[Constraint], tree: dict[str, Any]) -> ConstraintSection | None:
-        """The first constraint that a run breaks. A dropped arm may break rules across knobs."""
-        values = leaves(tree)
-        for section, node in constraints:
-            try:
-                if not ties.holds(node, values):
-                    return section
-            except ties.TieError as error:
-                raise ConfigError("", [f"constraints: {section.require}: {error}"]) from None
-        return None
-
-    def _check_distinct(self, trials: list[Trial]) -> None:
-        owner: dict[str, Trial] = {}
-        for trial in trials:
-            first = owner.setdefault(trial.trial_id, trial)
-            if first is trial:
-                continue
-            same = first.cfg == trial.cfg
-            why = "equal in every knob" if same else "equal in every knob that can change their numbers"
-            fault = f"arms: {first.arm!r} and {trial.arm!r} are the same run ({why}); remove one."
-            if fault not in self.faults:
-                self.faults.append(fault)
-        for cfg in {trial.arm: trial.cfg for trial in trials}.values():
-            if cfg.policy.device.startswith("cuda") and self.page.resources.gpus == 0:
-                self.faults.append(
-                    f"resources.gpus: 0, but policy.device is {cfg.policy.device!r}; give each trial a GPU or a "
-                    f"share of one, for example resources: {{gpus: 1}}."
-                )
-                break
+    def _everywhere(self, fault: str, arms: Sequence[Arm]) -> str:
+        """A fault that all arms have, with the place on the page that it comes from."""
+        path = fault.partition(":")[0]
+        every = "in every arm; " if len(arms) > 1 else ""
+        if path in self.whole.axes:
+            return f"axes.{fault}"
+        if path in self.knob_overrides:
+            return f"--set {fault}" + (" (in every arm)" if every else "")
+        if all(path in arm.changes for arm in arms):
+            return f"arm{'s' if len(arms) > 1 else ''} {shown([arm.name for arm in arms], repr)}: {fault}"
+        if path in self.page.ties:
+            return f"{fault} ({every}by ties.{path})"
+        if path.startswith("ties.") or path == "constraints":
+            return fault + (" (in every arm)" if every else "")
+        return f"{fault} ({every}base page {self.file.parent / (self.page.base or '')})"
