@@ -131,10 +131,11 @@ class Ledger:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # on a full disk SQLite has rolled back by itself
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
     def leaving(self, sweep: Sweep) -> list[str]:
         """Trials of this name's sweep that it would lose to this page, in its order.
