@@ -129,6 +129,8 @@ class _Driver:
         return [entry.folder for entry in list(self.board.entries.values()) if entry.running]
 
     def run(self, aside: Sequence[rerun.SetAside] | None = None) -> Finished:
+        if aside is not None:
+            self.say(rerun.told(aside, self.sweep, self.home))
         here = bool(self.plan.pending) and self.options.address is None
         if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus, self.sweep.memory_gb)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
@@ -145,8 +147,6 @@ class _Driver:
             iterations=cost.iterations,
             warnings=list(self.plan.warnings),
         )
-        if aside is not None:
-            self.say(rerun.told(aside, self.sweep, self.home))
         if gone:
             self.say(
                 f"Note: {plural(len(gone), 'trial')} left this sweep, because the page no longer asks for "
@@ -228,13 +228,13 @@ class _Driver:
 
         desk = Desk(source, request, self._event, most=self.sweep.budget.trials, resting=self._resting)
         live = self.console.is_terminal and not in_process
-        budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.stop)
+        budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.listener.end_now)
         try:
             told = lambda: self.stream.rows(self.board)  # noqa: E731
             with Follower(self.board, self.console, live, on_poll=told), budget, self.listener:
                 self._engine(desk)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self.interrupted = budget.spent is None  # which ends a trial of this process in the same way
         if self.listener.action is not None:
             self.interrupted = not all(entry.view.done for entry in self.board.entries.values())
         if not self.interrupted:
