@@ -32,7 +32,7 @@ from ragen_lab.errors import ConfigError, RagenLabError, TrialLocked
 from ragen_lab.runs import View, look
 from ragen_lab.sweep import bounded_log
 from ragen_lab.sweep.bounded_log import BoundedLog
-from ragen_lab.sweep.guard import GB, KILLED_FILE, STAGE_FILE, Guard, Limits, last_words
+from ragen_lab.sweep.guard import GB, KILLED_FILE, STAGE_FILE, Guard, Limits, last_words, write_last_words
 from ragen_lab.track import (
     DONE_FILE,
     LOCK_FILE,
@@ -178,31 +178,44 @@ def _result(request: TrialRequest, view: View, notes: list[str] | None = None) -
     )
 
 
-def record_failure(request: TrialRequest, error: str) -> TrialResult:
+def record_failure(request: TrialRequest, error: str, overdue: bool = False) -> TrialResult:
     """Say in the folder that the trial failed, when its own process could not: it was killed, maybe by its guard.
 
-    ``error``: what is known from outside, for a process that has left no last words.
+    ``error``: what is known from outside, for a process that has left no last words; ``overdue``: it was killed because
+    it did not answer. Nothing is read or written of a folder that another process has taken up meanwhile.
     """
     folder = trial_folder(Path(request.home), request.trial_id)
-    view = look(folder, request.cfg)
-    cause, used = last_words(folder) or ("killed", 0)
-    limits = request.limits
-    if cause == "hung":
-        where = f"after iteration {view.iteration}" if view.rows else "before its first iteration"
-        error = (
-            f"the trial hung {where}: nothing new for {limits.hang_minutes or 0:g} minutes, so its process was ended. "
-            f"Where it stood is in {folder / KILLED_FILE}. If an iteration may take that long, raise "
-            f"resources.hang_minutes."
-        )
-    elif cause == "memory":
-        error = (
-            f"the trial's process took {used / GB:.2g} GB, more than its {limits.memory_gb or 0:g} GB "
-            f"(resources.memory_gb), and was ended. Where it stood is in {folder / KILLED_FILE}. Raise the limit, or "
-            f"{_LESS_MEMORY}."
-        )
-    if not view.done:
-        _write_failure(folder, view.iteration, error, cause)
+    cause, used = "hung" if overdue else "killed", 0
+    with ExitStack() as stack:
+        ours = True
+        try:
+            stack.enter_context(locked(folder / LOCK_FILE))
+            if overdue:
+                write_last_words(folder)
+            cause, used = last_words(folder) or (cause, used)
+        except OSError:  # another's by now, or not to be used at all: the result says what is known
+            ours = False
+        view = look(folder, request.cfg)
+        if cause in ("hung", "memory"):
+            error = _ended_by_guard(request, view, cause, used)
+            error += f" Where it stood is in {folder / KILLED_FILE}." if ours else ""
+        if ours and not view.done:
+            _write_failure(folder, view.iteration, error, cause)
     return TrialResult(request.trial_id, "failed", view.iteration, error=error, cause=cause)
+
+
+def _ended_by_guard(request: TrialRequest, view: View, cause: str, used: int) -> str:
+    limits = request.limits
+    if cause == "memory":
+        return (
+            f"the trial's process took {used / GB:.2g} GB, more than its {limits.memory_gb or 0:g} GB "
+            f"(resources.memory_gb), and was ended. Raise the limit, or {_LESS_MEMORY}."
+        )
+    where = f"after iteration {view.iteration}" if view.rows else "before its first iteration"
+    return (
+        f"the trial hung {where}: nothing new for {limits.hang_minutes or 0:g} minutes, so its process was ended. If an "
+        f"iteration may take that long, raise resources.hang_minutes."
+    )
 
 
 def _write_failure(folder: Path, iteration: int, error: str, cause: str) -> None:
