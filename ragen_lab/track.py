@@ -298,9 +298,11 @@ def write_done(
     reason: str | None = None,
     error: str | None = None,
     cause: str | None = None,
+    at: float | None = None,
 ) -> None:
-    """Say how the last session in this folder ended. ``cause``: of a failure, in one word, where it is known."""
-    ended = _now()
+    """Say how the last session in this folder ended. ``cause``: of a failure, in one word, where it is known; ``at``:
+    when that was, where it is not now."""
+    ended = _now() if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
     _end_session(folder, ended)  # before DONE.json, which says that all is there
     done = {"status": status, "iteration": iteration, "reason": reason, "error": error, "ended": ended}
     if cause:

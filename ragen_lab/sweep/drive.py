@@ -40,7 +40,7 @@ from ragen_lab.sweep.plan_text import describe
 from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.sweep.stream import Stream
 from ragen_lab.sweep.watch import Follower
-from ragen_lab.sweep.worker import TrialRequest, TrialResult
+from ragen_lab.sweep.worker import TrialRequest, TrialResult, write_missing_ends
 from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 
 EXIT_FAILED = 1
@@ -136,6 +136,8 @@ class _Driver:
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
         self.ledger.check_name(self.sweep)
         gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command, search_record(self.sweep))
+        done = ((planned.trial.trial_id, planned.view) for planned in self.plan.trials if planned.view.done)
+        write_missing_ends(self.home, done)
         source = self._source()
         self.say(describe(self.plan, brief=True))
         planned, cost = len(self.plan.trials), self.plan.cost
@@ -270,7 +272,8 @@ class _Driver:
                 result = event.result
                 attempt = self.attempts.pop(trial_id)
                 # How it failed, where that is known: hung, memory, disk, killed.
-                self.ledger.attempt_ended(attempt, result.cause or result.status, result.iteration, result.error)
+                how = result.cause or result.status
+                self.ledger.attempt_ended(attempt, how, result.iteration, result.error, result.pid, result.host)
         except HomeError as error:
             if not self._ledger_ails:  # the folders hold the results: training goes on without this entry
                 self.say(f"Warning: {error}", "yellow")

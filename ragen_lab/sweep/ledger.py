@@ -298,20 +298,24 @@ class Ledger:
                 )
         return len(self.positions(name))
 
-    def attempt_started(self, sweep: str, trial_id: str, pid: int | None, host: str | None = None) -> int:
-        """Open an attempt; its number."""
+    def attempt_started(self, sweep: str, trial_id: str, pid: int | None) -> int:
+        """Open an attempt; its number. ``pid``: of a process of this machine; None = not known yet, nor its machine."""
         with self._change() as database:
             cursor = database.execute(
                 "INSERT INTO attempts (sweep, trial_id, started, status, pid, host) VALUES (?, ?, ?, 'running', ?, ?)",
-                (sweep, trial_id, time.time(), pid, host or socket.gethostname()),
+                (sweep, trial_id, time.time(), pid, "" if pid is None else socket.gethostname()),
             )
             return int(cursor.lastrowid or 0)
 
-    def attempt_ended(self, attempt: int, status: str, iteration: int | None, error: str | None) -> None:
+    def attempt_ended(
+        self, attempt: int, status: str, iteration: int | None, error: str | None, pid: int = 0, host: str = ""
+    ) -> None:
+        """``pid`` and ``host``: the worker's, where it could still say who it was."""
         with self._change() as database:
             database.execute(
-                "UPDATE attempts SET ended = ?, status = ?, iteration = ?, error = ? WHERE id = ?",
-                (time.time(), status, iteration, error, attempt),
+                "UPDATE attempts SET ended = ?, status = ?, iteration = ?, error = ?, pid = coalesce(nullif(?, 0), pid), "
+                "host = coalesce(nullif(?, ''), host) WHERE id = ?",
+                (time.time(), status, iteration, error, pid, host, attempt),
             )
 
     def attempts(self, trial_id: str) -> list[dict[str, Any]]:

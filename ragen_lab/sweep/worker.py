@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +42,8 @@ from ragen_lab.track import (
     Outcome,
     Paused,
     locked,
+    read_done,
+    read_rows,
     trial_folder,
     write_done,
     write_json,
@@ -107,6 +109,7 @@ def run_trial(request: TrialRequest) -> TrialResult:
 def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
     view = look(folder, request.cfg)
     if _reached(view, request):
+        _write_missing_end(folder, view)
         return _result(request, view)
     (folder / DONE_FILE).unlink(missing_ok=True)
     notes: list[str] = []
@@ -162,6 +165,27 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
     return _result(request, view, notes)
 
 
+def write_missing_ends(home: Path, ended: Iterable[tuple[str, View]]) -> None:
+    """DONE.json for trials of which nothing is left to compute, so that no worker will see them again."""
+    for trial_id, view in ended:
+        folder = trial_folder(home, trial_id)
+        if view.rows and read_done(folder) is None:
+            # Another works on it, or it may only be read: its results are there all the same.
+            with suppress(OSError), locked(folder / LOCK_FILE):
+                _write_missing_end(folder, view)
+
+
+def _write_missing_end(folder: Path, view: View) -> None:
+    """DONE.json for a trial that was killed between its last row and that file, by the time of that row.
+
+    Not where there are more rows: then a longer session was killed, and nobody saw the end of that.
+    """
+    if read_done(folder) is None and len(read_rows(folder / METRICS_FILE)) == len(view.rows):
+        ended = view.status in ("finished", "collapsed")
+        reason = view.stop_reason if ended else None
+        write_done(folder, view.status if ended else "paused", view.iteration, reason, at=view.rows[-1]["timestamp"])
+
+
 def _reached(view: View, request: TrialRequest) -> bool:
     """Whether nothing is left to compute of the request."""
     return view.done or (request.until is not None and view.iteration >= request.until)
@@ -213,8 +237,8 @@ def _ended_by_guard(request: TrialRequest, view: View, cause: str, used: int) ->
         )
     where = f"after iteration {view.iteration}" if view.rows else "before its first iteration"
     return (
-        f"the trial hung {where}: nothing new for {limits.hang_minutes or 0:g} minutes, so its process was ended. If an "
-        f"iteration may take that long, raise resources.hang_minutes."
+        f"the trial hung {where}: nothing new for {limits.hang_minutes or 0:g} minutes, so its process was ended. If "
+        f"an iteration may take that long, raise resources.hang_minutes."
     )
 
 
