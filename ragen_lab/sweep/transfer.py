@@ -26,7 +26,7 @@ from ragen_lab.sections import SCHEMA_VERSION
 from ragen_lab.sweep.board import plural
 from ragen_lab.sweep.control import lock_of
 from ragen_lab.sweep.guard import STAGE_FILE
-from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.ledger import Ledger, all_proposals
 from ragen_lab.sweep.prune import bytes_of, size
 from ragen_lab.sweep.rerun import first_difference
 from ragen_lab.track import (
@@ -76,6 +76,15 @@ class Transfer:
         return sum(arrival.bytes for arrival in self.arrivals)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A sweep of the other home: its record, its trials and the proposals of its searches."""
+
+    record: dict[str, Any]
+    rows: list[dict[str, Any]]
+    proposals: list[dict[str, Any]]
+
+
 # --- planning -------------------------------------------------------------------------------------
 
 
@@ -86,21 +95,20 @@ def plan_import(home: Path, source: Path, sweep: str | None = None) -> Transfer:
     if source.resolve() == home.resolve():
         raise ConfigError("import", [f"{source} is this home itself; name the folder of the other one."])
     sweeps = _sweeps_of(source, sweep)
-    ids = list(dict.fromkeys(row["trial_id"] for _, rows in sweeps.values() for row in rows))
+    ids = list(dict.fromkeys(row["trial_id"] for theirs in sweeps.values() for row in theirs.rows))
     if sweep is None:  # what no sweep of theirs asks for any more comes along too
         ids += [name for name in _folders(source) if name not in ids]
     _check_names(home, sweeps)
     there = set(_folders(source))
     arrivals = tuple(_arrival(home, source, trial_id) for trial_id in ids if trial_id in there)
-    return Transfer(source, {name: len(rows) for name, (_, rows) in sweeps.items()}, arrivals, done=False)
+    return Transfer(source, {name: len(theirs.rows) for name, theirs in sweeps.items()}, arrivals, done=False)
 
 
 def _folders(home: Path) -> list[str]:
     return sorted(path.name for path in home.glob(f"{TRIALS_FOLDER}/*") if path.is_dir() and path.name[0] != ".")
 
 
-def _sweeps_of(source: Path, sweep: str | None) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Name -> (its record, its trials) of the other home's sweeps."""
+def _sweeps_of(source: Path, sweep: str | None) -> dict[str, _Asked]:
     with reading_ledger(source) as ledger:
         records = {row["name"]: dict(row) for row in ledger.execute("SELECT * FROM sweeps ORDER BY name")}
         if sweep is not None and sweep not in records:
@@ -109,31 +117,42 @@ def _sweeps_of(source: Path, sweep: str | None) -> dict[str, tuple[dict[str, Any
                 str(source),
                 [f"no sweep named {sweep!r} here.{suggest(sweep, known)} There are: {', '.join(known) or 'none'}."],
             )
-        names = list(records) if sweep is None else [sweep]
         return {
-            name: (
+            name: _Asked(
                 records[name],
                 [dict(r) for r in ledger.execute("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (name,))],
+                all_proposals(ledger, name),
             )
-            for name in names
+            for name in (records if sweep is None else [sweep])
         }
 
 
-def _check_names(home: Path, sweeps: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
-    """Refuse to mix two sweeps that share a name but not the meaning of an arm."""
+def _check_names(home: Path, sweeps: dict[str, _Asked]) -> None:
+    """Refuse to mix two sweeps that share a name but not the meaning of an arm, or not the course of a search."""
     with suppress(HomeError), reading_ledger(home) as ledger:  # a home without a ledger holds no sweeps
         faults = []
-        for name, (_, rows) in sweeps.items():
+        for name, theirs in sweeps.items():
             ours = {
                 row["arm"]: row["config_id"]
                 for row in ledger.execute("SELECT arm, config_id FROM runs WHERE sweep = ?", (name,))
             }
-            clash = sorted({r["arm"] for r in rows if ours.get(r["arm"], r["config_id"]) != r["config_id"]})
-            if clash:
-                faults.append(
-                    f"the sweep {name!r} is here too, and its arm {clash[0]!r} has other settings than theirs. Import "
-                    f"into a new home (--home), or import other sweeps one at a time with --sweep."
-                )
+            clash = sorted({r["arm"] for r in theirs.rows if ours.get(r["arm"], r["config_id"]) != r["config_id"]})
+            made = {(row["search"], row["number"]): row["params"] for row in all_proposals(ledger, name)}
+            parted = [
+                row["number"]
+                for row in theirs.proposals
+                if made.get((row["search"], row["number"]), row["params"]) != row["params"]
+            ]
+            if parted:  # told alone: its arms bear the numbers of their proposals
+                why = f"its search has proposed other settings from #{min(parted)} on"
+            elif clash:
+                why = f"its arm {clash[0]!r} has other settings than theirs"
+            else:
+                continue
+            faults.append(
+                f"the sweep {name!r} is here too, and {why}. Import into a new home (--home), or import other sweeps "
+                f"one at a time with --sweep."
+            )
         if faults:
             raise ConfigError("import", faults)
 
@@ -209,8 +228,10 @@ def bring(home: Path, planned: Transfer, sweep: str | None = None) -> Transfer:
             arrivals = tuple(_bring_one(home, source, arrival) for arrival in planned.arrivals)
             refused = {arrival.trial_id for arrival in arrivals if arrival.action == "refuse"}
             recorded = {
-                name: ledger.adopt(record, [row for row in rows if row["trial_id"] not in refused])
-                for name, (record, rows) in sweeps.items()
+                name: ledger.adopt(
+                    theirs.record, [row for row in theirs.rows if row["trial_id"] not in refused], theirs.proposals
+                )
+                for name, theirs in sweeps.items()
             }
     finally:
         ledger.close()
