@@ -248,8 +248,9 @@ def describe(keep: Sequence[str], pruned: Sequence[Pruned], deleted: bool, home:
     aside = None if home is None else home.absolute() / ASIDE_FOLDER
     if aside is not None and (held := bytes_of(aside)):
         told += (
-            f"\nWhat --rerun has put aside takes {size(held)} more, which prune leaves alone. When you have compared it, delete "
-            f"it: rm -r {shlex.quote(str(aside))}"
+            "\nWhat --rerun has put aside "
+            f"takes {size(held)} more, which prune leaves alone. When you have compared it, "
+            f"delete it: rm -r {shlex.quote(str(aside))}"
         )
     return told
 

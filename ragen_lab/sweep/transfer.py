@@ -30,6 +30,7 @@ from ragen_lab.sweep.ledger import Ledger, all_proposals
 from ragen_lab.sweep.prune import bytes_of, size
 from ragen_lab.sweep.rerun import first_difference
 from ragen_lab.track import (
+    DONE_FILE,
     LOCK_FILE,
     METRICS_FILE,
     TRIALS_FOLDER,
@@ -266,6 +267,7 @@ def _bring_one(home: Path, source: Path, planned: Arrival) -> Arrival:
             _put(arriving, ours)
             return fresh
     except TrialLocked as error:
+        shutil.rmtree(arriving, ignore_errors=True)
         return Arrival(trial_id, "refuse", str(error), planned.iterations)
     except HomeError:
         raise
@@ -307,15 +309,40 @@ def _copy(theirs: Path, arriving: Path, damaged: Sequence[int]) -> None:
 
 
 def _put(arriving: Path, ours: Path) -> None:
-    """The new folder into its place. A kill between the two renames leaves a trial that the next import brings."""
-    if not ours.is_dir():
-        os.rename(arriving, ours)
+    """A new trial into its place, whole. Raises TrialLocked where a worker has made its folder meanwhile."""
+    if ours.is_dir():
+        _lengthen(ours, arriving)
         return
-    shorter = arriving.with_name(f"{ours.name}.shorter")
-    shutil.rmtree(shorter, ignore_errors=True)
-    os.rename(ours, shorter)
-    os.rename(arriving, ours)
-    shutil.rmtree(shorter)  # its rows are the first rows of the new one
+    try:
+        os.rename(arriving, ours)
+    except OSError:
+        if not ours.is_dir():
+            raise
+        raise TrialLocked("another process has begun on it here; wait for it and repeat the import") from None
+
+
+def _lengthen(ours: Path, arriving: Path) -> None:
+    """The rest of a trial into the folder that holds its first rows, whose lock is ours.
+
+    The folder stays in its place, so that its lock keeps others out all the time, and so do its checkpoints: their rows
+    are those of the longer one. The rows come last: a kill before that leaves a trial of the old length, beside which
+    samples and checkpoints of later iterations count for nothing, and the next import brings the rest.
+    """
+    points = ours / "checkpoints"
+    points.mkdir(exist_ok=True)
+    for _, path in list_checkpoints(arriving):
+        target = points / path.name
+        if target.exists():
+            if damage(target) is None:
+                continue
+            shutil.rmtree(target)
+        os.rename(path, target)
+    if not (arriving / DONE_FILE).exists():
+        (ours / DONE_FILE).unlink(missing_ok=True)
+    files = [path for path in arriving.iterdir() if path.is_file() and path.name != METRICS_FILE]
+    for file in [*sorted(files), arriving / METRICS_FILE]:
+        os.replace(file, ours / file.name)
+    shutil.rmtree(arriving)
 
 
 # --- words ----------------------------------------------------------------------------------------
