@@ -282,6 +282,17 @@ def test_a_worker_that_begins_while_a_trial_arrives(
     assert not list((home / "arriving").iterdir())
 
 
+def test_a_folder_that_cannot_be_put_in_its_place(tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has begun on it: that is the home's fault, and no reason to wait."""
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(transfer.os, "rename", refuse)
+    with pytest.raises(HomeError, match=r"could not be copied(.|\n)*Permission denied(.|\n)*repeat the import"):
+        imported(tmp_path / "home", other)
+
+
 def test_a_full_disk_is_told_before(tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
         free = 10
