@@ -58,3 +58,19 @@ def test_a_commit_that_fails_leaves_no_transaction_open(tmp_path: Path) -> None:
     rows = ledger._read("SELECT trial_id FROM attempts").fetchall()
     assert [row["trial_id"] for row in rows] == ["second"]
     ledger.close()
+
+
+def test_a_trial_adopted_again_is_as_where_it_came_further(tmp_path: Path) -> None:
+    """First from a home of an older version, which knows nothing of schedulers; then ended there; then promoted; and a
+    home that is behind changes nothing."""
+    ledger = Ledger(tmp_path)
+    record = {"name": "s", "file": "f", "findings": "[]", "warnings": "[]", "command": "", "created": 0, "updated": 0}
+    row = {"trial_id": "t", "config_id": "c", "arm": "a", "seed": 0, "iterations": 8, "on_collapse": "stop",
+           "config": "{}"}  # fmt: skip
+    told = []
+    for until, at in ((None, None), (2, 2), (4, None), (2, 2), (4, 4), (4, None)):
+        known = {} if until is None else {"until": until, "pruned_at": at, "pruned_why": at and "why"}
+        assert ledger.adopt(record, [{**row, **known}]) == 1
+        told.append(tuple(ledger._read("SELECT until, pruned_at, pruned_why FROM runs").fetchone()))
+    assert told == [(None, None, None), (2, 2, "why"), (4, None, None), (4, None, None), (4, 4, "why"), (4, 4, "why")]
+    ledger.close()
