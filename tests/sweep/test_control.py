@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -126,15 +127,25 @@ def test_a_request_reaches_one_driver_only(sweep_of: Make, drive: Drive, tmp_pat
     assert not control.pause_file(home, "tested").exists()
 
 
-def test_a_pause_of_what_is_about_to_end_is_no_pause(sweep_of: Make, tmp_path: Path) -> None:
-    """A sweep whose last trials are done when the pause is heard has ended by itself."""
-    stop = threading.Event()
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_pause_of_what_is_about_to_end_is_no_pause(
+    sweep_of: Make, tmp_path: Path, request: pytest.FixtureRequest, in_process: bool
+) -> None:
+    """A sweep whose last trials are done when the pause is heard has ended by itself: nothing is interrupted."""
+    stop, interrupts = threading.Event(), []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: interrupts.append(number))
+    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
     (tmp_path / "locks").mkdir()
-    with locked(control.lock_of(tmp_path, "tested")), control.Listener(tmp_path, "tested", stop, list) as listener:
+    with (
+        locked(control.lock_of(tmp_path, "tested")),
+        control.Listener(tmp_path, "tested", stop, list, in_process) as listener,
+    ):
         token = control.lock_of(tmp_path, "tested").stat().st_mtime_ns
         control.request_file(tmp_path, "tested").write_text(json.dumps({"action": "pause", "to": token}))
         assert stop.wait(10)
+        time.sleep(2.5 * control.POLL_SECONDS)  # until it has looked who is at work
     assert listener.action == "pause"
+    assert not interrupts
     assert not control.pause_file(tmp_path, "tested").exists()
 
 
@@ -355,6 +366,16 @@ def test_every_refusal_of_a_rerun_comes_before_anything_is_moved(
     with pytest.raises(ConfigError, match=words):
         drive(refused, rerun="keep_ratio=1.0")
     assert not (home / "set-aside").exists()
+
+
+def test_a_rerun_of_another_page_of_that_name_moves_nothing(
+    write: Callable[..., Path], sweep_of: Make, drive: Drive, tmp_path: Path
+) -> None:
+    drive(sweep_of())
+    page = PAGE.replace("keep_ratio: [1.0, 0.25]", "keep_ratio: [1.0, 0.5]") + "name: tested\n"
+    with pytest.raises(ConfigError, match="is the sweep of another page in this home"):
+        drive(load_sweep(write(page, name="another"), {}), rerun="keep_ratio=1.0")
+    assert not (tmp_path / "home" / "set-aside").exists()
 
 
 def test_a_rerun_that_cannot_move_all_moves_nothing(
