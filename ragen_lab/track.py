@@ -46,6 +46,7 @@ DONE_FILE = "DONE.json"
 LOCK_FILE = "lock"
 LOG_FILE = "log.txt"
 PROVENANCE_FILE = "provenance.json"
+_A_LOOK = 2.0  # seconds: far longer than anyone who only looks (is_locked) keeps a lock
 
 
 @dataclass(frozen=True)
@@ -216,9 +217,10 @@ def trial_folder(home: Path, trial_id: str) -> Path:
 def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]:
     """Hold an exclusive lock on ``file``; the system frees it even after a ``kill -9``.
 
-    Waits up to ``wait`` seconds. Raises TrialLocked that names the holder, HomeError where no lock can be made.
+    Waits up to ``wait`` seconds, and a moment for those who only look. Raises TrialLocked that names the holder,
+    HomeError where no lock can be made.
     """
-    deadline = time.monotonic() + wait
+    began = time.monotonic()
     handle = _open_lock(file)
     try:
         while True:
@@ -229,14 +231,15 @@ def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]
                 handle.close()  # while we waited the folder was moved aside: that lock is no longer this one
                 handle = _open_lock(file)
             except BlockingIOError:
-                if time.monotonic() >= deadline:
+                read = _only_read(handle)
+                if time.monotonic() - began >= (max(wait, _A_LOOK) if read else wait):
                     handle.seek(0)
-                    holder = handle.read().strip() or "another process"
+                    holder = "a process that copies it" if read else handle.read().strip() or "another process"
                     raise TrialLocked(
                         f"this {what} is being worked on by {holder} ({file}). Wait for it, or stop it, and "
                         f"run the same command again: nothing is lost."
                     ) from None
-                time.sleep(0.1)
+                time.sleep(0.005 if read else 0.1)
         handle.seek(0)
         handle.truncate()
         handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -244,6 +247,16 @@ def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]
         yield
     finally:
         handle.close()
+
+
+def _only_read(handle: TextIO) -> bool:
+    """Whether those who keep us from a lock share it: who works there never does."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    return True
 
 
 def _open_lock(file: Path) -> TextIO:
@@ -286,9 +299,11 @@ def write_done(
     reason: str | None = None,
     error: str | None = None,
     cause: str | None = None,
+    at: float | None = None,
 ) -> None:
-    """Say how the last session in this folder ended. ``cause``: of a failure, in one word, where it is known."""
-    ended = _now()
+    """Say how the last session in this folder ended. ``cause``: of a failure, in one word, where it is known; ``at``:
+    when that was, where it is not now."""
+    ended = _now() if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
     _end_session(folder, ended)  # before DONE.json, which says that all is there
     done = {"status": status, "iteration": iteration, "reason": reason, "error": error, "ended": ended}
     if cause:

@@ -404,7 +404,7 @@ def prune(
 
     policies = keep or []
     found = apply(home, sweep, policies, delete=yes)
-    print(json.dumps(plain(sweep, policies, found, yes)) if as_json else describe(policies, found, yes))
+    print(json.dumps(plain(sweep, policies, found, yes)) if as_json else describe(policies, found, yes, home))
 
 
 @app.command()

@@ -11,10 +11,13 @@ from ragen_lab.sweep.search_page import BudgetSection
 
 
 class Budget:
-    """Watches wall clock and GPU hours from a thread of its own. ``spent``: the sentence that says which is over."""
+    """Watches wall clock and GPU hours from a thread of its own, and calls ``end`` from there once.
 
-    def __init__(self, budget: BudgetSection, gpus: float, running: Callable[[], int], stop: threading.Event) -> None:
-        self.budget, self.gpus, self.running, self.stop = budget, gpus, running, stop
+    ``spent``: the sentence that says which is over.
+    """
+
+    def __init__(self, budget: BudgetSection, gpus: float, running: Callable[[], int], end: Callable[[], None]) -> None:
+        self.budget, self.gpus, self.running, self.end = budget, gpus, running, end
         self.spent: str | None = None
         self.gpu_seconds = 0.0
         self._end = threading.Event()
@@ -40,7 +43,7 @@ class Budget:
             before = now
             self.spent = self._over(now - began)
             if self.spent is not None:
-                self.stop.set()
+                self.end()
                 return
 
     def _over(self, seconds: float) -> str | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
-from ragen_lab.runs import View, look, reading_ledger, sweep_record
+from ragen_lab.runs import View, ended_at, look, pruned_trials, reading_ledger, sweep_record
 from ragen_lab.sweep.board import SUCCESS, duration, last_value, plural
 from ragen_lab.track import LOCK_FILE, is_locked, number_to_json, read_json, trial_folder, write_json
 
@@ -113,14 +113,15 @@ class Listener:
             if action == "pause" and self.action is None and self.in_process:
                 self.stop.set()  # nothing new is begun; the trial under way ends itself
             if action == "stop":
-                self._end_now()
+                self.end_now()
             self.action = action or self.action
             if self.action == "pause":
                 waiting = list(self.at_work())
                 if not any(is_locked(folder / LOCK_FILE) for folder in waiting):
-                    self._end_now(wake=bool(waiting))
+                    self.end_now(wake=bool(waiting))
 
-    def _end_now(self, wake: bool = True) -> None:
+    def end_now(self, wake: bool = True) -> None:
+        """End the engine, and the trial under way where that is in this process; from any thread."""
         self.stop.set()
         if self.in_process and wake:  # the main thread is inside a trial
             _thread.interrupt_main(signal.SIGTERM)
@@ -225,7 +226,8 @@ def status_of(home: Path, sweep: str) -> dict[str, Any]:
     with reading_ledger(home) as ledger:
         entries = ledger.execute("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (sweep,)).fetchall()
     holder = holder_of(lock_of(home, sweep))
-    trials = [_trial(home, entry) for entry in entries]
+    pruned = pruned_trials(home, sweep)
+    trials = [_trial(home, entry, *pruned.get(entry["trial_id"], (None, None))) for entry in entries]
     done = sum(trial["done"] for trial in trials)
     return {
         "sweep": sweep,
@@ -251,10 +253,10 @@ def _state(home: Path, sweep: str, holder: Holder | None, done: bool) -> str:
     return "running"
 
 
-def _trial(home: Path, entry: Any) -> dict[str, Any]:
+def _trial(home: Path, entry: Any, pruned_at: int | None, pruned_why: str | None) -> dict[str, Any]:
     cfg = RunConfig.model_validate_json(entry["config"])
     folder = trial_folder(home, entry["trial_id"])
-    view = look(folder, cfg)
+    view = ended_at(look(folder, cfg), pruned_at, pruned_why)
     holder = None if view.done else holder_of(folder / LOCK_FILE)
     success = last_value(view.rows, SUCCESS)
     pace = _pace(view)
@@ -321,7 +323,7 @@ def describe_status(status: dict[str, Any]) -> str:
                 words.append(f"last row {duration(max(0.0, trial['seconds_since_last_row']))} ago")
             if trial["seconds_left"] is not None:
                 words.append(f"about {duration(trial['seconds_left'])} left")
-        elif trial["reason"] and trial["status"] in ("failed", "collapsed"):
+        elif trial["reason"] and trial["status"] in ("failed", "collapsed", "pruned"):
             words.append(trial["reason"])
         lines.append("  ".join(words))
     if not status["process"] and status["state"] != "done":

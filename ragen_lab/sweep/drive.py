@@ -40,7 +40,7 @@ from ragen_lab.sweep.plan_text import describe
 from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.sweep.stream import Stream
 from ragen_lab.sweep.watch import Follower
-from ragen_lab.sweep.worker import TrialRequest, TrialResult
+from ragen_lab.sweep.worker import TrialRequest, TrialResult, write_missing_ends
 from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
 
 EXIT_FAILED = 1
@@ -129,11 +129,15 @@ class _Driver:
         return [entry.folder for entry in list(self.board.entries.values()) if entry.running]
 
     def run(self, aside: Sequence[rerun.SetAside] | None = None) -> Finished:
+        if aside is not None:
+            self.say(rerun.told(aside, self.sweep, self.home))
         here = bool(self.plan.pending) and self.options.address is None
         if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus, self.sweep.memory_gb)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
         self.ledger.check_name(self.sweep)
         gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command, search_record(self.sweep))
+        done = ((planned.trial.trial_id, planned.view) for planned in self.plan.trials if planned.view.done)
+        write_missing_ends(self.home, done)
         source = self._source()
         self.say(describe(self.plan, brief=True))
         planned, cost = len(self.plan.trials), self.plan.cost
@@ -145,8 +149,6 @@ class _Driver:
             iterations=cost.iterations,
             warnings=list(self.plan.warnings),
         )
-        if aside is not None:
-            self.say(rerun.told(aside, self.sweep, self.home))
         if gone:
             self.say(
                 f"Note: {plural(len(gone), 'trial')} left this sweep, because the page no longer asks for "
@@ -228,13 +230,13 @@ class _Driver:
 
         desk = Desk(source, request, self._event, most=self.sweep.budget.trials, resting=self._resting)
         live = self.console.is_terminal and not in_process
-        budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.stop)
+        budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.listener.end_now)
         try:
             told = lambda: self.stream.rows(self.board)  # noqa: E731
             with Follower(self.board, self.console, live, on_poll=told), budget, self.listener:
                 self._engine(desk)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self.interrupted = budget.spent is None  # which ends a trial of this process in the same way
         if self.listener.action is not None:
             self.interrupted = not all(entry.view.done for entry in self.board.entries.values())
         if not self.interrupted:
@@ -272,7 +274,8 @@ class _Driver:
                 result = event.result
                 attempt = self.attempts.pop(trial_id)
                 # How it failed, where that is known: hung, memory, disk, killed.
-                self.ledger.attempt_ended(attempt, result.cause or result.status, result.iteration, result.error)
+                how = result.cause or result.status
+                self.ledger.attempt_ended(attempt, how, result.iteration, result.error, result.pid, result.host)
         except HomeError as error:
             if not self._ledger_ails:  # the folders hold the results: training goes on without this entry
                 self.say(f"Warning: {error}", "yellow")

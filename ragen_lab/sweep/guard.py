@@ -84,13 +84,15 @@ class Guard:
 class Overdue:
     """The driver's own look at a trial: whether a guard that must have ended it has not, for a stopped process, say.
 
-    Goes by changes of the trial's files and the monotonic clock, so that a clock that jumps ends nobody.
+    Goes by changes of the trial's files and the monotonic clock, so that a clock that jumps ends nobody. ``late``: it
+    has been found so; nothing is written, for the folder is the worker's as long as that lives.
     """
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self.limits = folder, limits
         self._seen: tuple[float, ...] = ()
         self._since = time.monotonic()
+        self.late = False
 
     def __call__(self) -> bool:
         if self.limits.hang_minutes is None:
@@ -98,10 +100,8 @@ class Overdue:
         seen = tuple(_changed(self.folder / name) for name in (METRICS_FILE, STAGE_FILE))
         if seen != self._seen:
             self._seen, self._since = seen, time.monotonic()
-        late = time.monotonic() - self._since > self.limits.hang_minutes * 60 * 1.5 + _START_SECONDS
-        if late:
-            (self.folder / KILLED_FILE).write_text("Timeout, and its process did not answer\n", encoding="utf-8")
-        return late
+        self.late = time.monotonic() - self._since > self.limits.hang_minutes * 60 * 1.5 + _START_SECONDS
+        return self.late
 
 
 def _changed(file: Path) -> float:
@@ -118,6 +118,11 @@ def resident() -> int:
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
     return int(told.stdout) * 1024
+
+
+def write_last_words(folder: Path) -> None:
+    """Say in the place of a guard that could not, because its process was stopped, that the trial hung."""
+    (folder / KILLED_FILE).write_text("Timeout, and its process did not answer\n", encoding="utf-8")
 
 
 def last_words(folder: Path) -> tuple[str, int] | None:

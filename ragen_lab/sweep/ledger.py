@@ -82,6 +82,14 @@ def proposals_of(ledger: sqlite3.Connection, sweep: str, search: str) -> list[di
     return [dict(row) for row in ledger.execute(query, (sweep, search))]
 
 
+def all_proposals(ledger: sqlite3.Connection, sweep: str) -> list[dict[str, Any]]:
+    """Those of every search that a sweep has had; none in a ledger of an older version."""
+    if ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'proposals'").fetchone() is None:
+        return []
+    query = "SELECT * FROM proposals WHERE sweep = ? ORDER BY search, number"
+    return [dict(row) for row in ledger.execute(query, (sweep,))]
+
+
 class Ledger:
     """A connection of one thread. Every change is one transaction. Raises HomeError."""
 
@@ -131,10 +139,11 @@ class Ledger:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # on a full disk SQLite has rolled back by itself
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
     def leaving(self, sweep: Sweep) -> list[str]:
         """Trials of this name's sweep that it would lose to this page, in its order.
@@ -285,15 +294,26 @@ class Ledger:
                     (at, why, sweep, trial_id),
                 )
 
-    def adopt(self, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
+    def adopt(
+        self, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], proposals: Sequence[Mapping[str, Any]] = ()
+    ) -> int:
         """Take a sweep of another home's ledger over: its record where the name is new here, and those of its trials
-        that are not here. How many of its trials are recorded here then."""
+        and proposals that are not here. How many of its trials are recorded here then.
+
+        How far a trial was asked to come, and whether its scheduler has ended it there, is as in the home that had
+        brought it further. The other ledger may be of an older version, which knows nothing of that.
+        """
         now, name = time.time(), record["name"]
-        columns = ("name", "file", "findings", "warnings", "command", "created", "updated")
+        columns = ("name", "file", "findings", "warnings", "command", "created", "updated", "search")
         with self._change() as database:
             database.execute(
-                f"INSERT INTO sweeps ({', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                tuple(record[column] for column in columns),
+                f"INSERT INTO sweeps ({', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                tuple(record.get(column) for column in columns),
+            )
+            database.executemany(
+                "INSERT INTO proposals (sweep, number, search, arm, params, attrs, fault, made) "
+                "VALUES (:sweep, :number, :search, :arm, :params, :attrs, :fault, :made) ON CONFLICT DO NOTHING",
+                proposals,
             )
             place = 1 + max(self.positions(name).values(), default=-1)
             for position, row in enumerate(rows, start=place):
@@ -302,31 +322,40 @@ class Ledger:
                     (row["trial_id"], row["config_id"], now),
                 )
                 database.execute(
-                    "INSERT INTO sweep_trials (sweep, trial_id, position, arm, seed, iterations, on_collapse, config) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sweep, trial_id) DO NOTHING",
+                    "INSERT INTO sweep_trials (sweep, trial_id, position, arm, seed, iterations, on_collapse, config, "
+                    "until, pruned_at, pruned_why) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+                    "ON CONFLICT (sweep, trial_id) DO UPDATE SET until = excluded.until, "
+                    "pruned_at = excluded.pruned_at, pruned_why = excluded.pruned_why "
+                    "WHERE excluded.until > coalesce(sweep_trials.until, -1) "
+                    "OR (excluded.until = sweep_trials.until AND sweep_trials.pruned_at IS NULL)",
                     (
                         name,
                         row["trial_id"],
                         position,
                         *(row[key] for key in ("arm", "seed", "iterations", "on_collapse", "config")),
+                        *(row.get(key) for key in ("until", "pruned_at", "pruned_why")),
                     ),
                 )
         return len(self.positions(name))
 
-    def attempt_started(self, sweep: str, trial_id: str, pid: int | None, host: str | None = None) -> int:
-        """Open an attempt; its number."""
+    def attempt_started(self, sweep: str, trial_id: str, pid: int | None) -> int:
+        """Open an attempt; its number. ``pid``: of a process of this machine; None = not known yet, nor its machine."""
         with self._change() as database:
             cursor = database.execute(
                 "INSERT INTO attempts (sweep, trial_id, started, status, pid, host) VALUES (?, ?, ?, 'running', ?, ?)",
-                (sweep, trial_id, time.time(), pid, host or socket.gethostname()),
+                (sweep, trial_id, time.time(), pid, "" if pid is None else socket.gethostname()),
             )
             return int(cursor.lastrowid or 0)
 
-    def attempt_ended(self, attempt: int, status: str, iteration: int | None, error: str | None) -> None:
+    def attempt_ended(
+        self, attempt: int, status: str, iteration: int | None, error: str | None, pid: int = 0, host: str = ""
+    ) -> None:
+        """``pid`` and ``host``: the worker's, where it could still say who it was."""
         with self._change() as database:
             database.execute(
-                "UPDATE attempts SET ended = ?, status = ?, iteration = ?, error = ? WHERE id = ?",
-                (time.time(), status, iteration, error, attempt),
+                "UPDATE attempts SET ended = ?, status = ?, iteration = ?, error = ?, "
+                "pid = coalesce(nullif(?, 0), pid), host = coalesce(nullif(?, ''), host) WHERE id = ?",
+                (time.time(), status, iteration, error, pid, host, attempt),
             )
 
     def attempts(self, trial_id: str) -> list[dict[str, Any]]:

@@ -185,7 +185,9 @@ class _Pool:
             code = worker.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             hint = ", by hand or by the system for want of memory" if code == -signal.SIGKILL else ""
-            result = record_failure(request, f"the worker process {how}{hint}; the trial's log.txt may say more.")
+            overdue = worker.overdue is not None and worker.overdue.late
+            words = f"the worker process {how}{hint}; the trial's log.txt may say more."
+            result = record_failure(request, words, overdue)
             worker.close()
             fresh = _start(worker.place)
             worker.process, worker.pipe, worker.life = fresh.process, fresh.pipe, fresh.life

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,8 +20,9 @@ from pydantic import ValidationError
 from ragen_lab.config import RunConfig, suggest
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.keep import POLICIES, worth_keeping
-from ragen_lab.runs import look, reading_ledger, sweep_record
+from ragen_lab.runs import ended_at, look, reading_ledger, sweep_record
 from ragen_lab.sweep.board import plural
+from ragen_lab.sweep.rerun import ASIDE_FOLDER
 from ragen_lab.track import (
     LOCK_FILE,
     METRICS_FILE,
@@ -57,12 +59,16 @@ class Pruned:
 
 @dataclass(frozen=True)
 class _Subject:
-    """A trial with the configs under which sweeps ask for it; ``asked`` is false where none does any more."""
+    """A trial with the configs under which sweeps ask for it; ``asked`` is false where none does any more.
+
+    ``ended``: for each config, at which iteration and why the scheduler of that sweep has ended it.
+    """
 
     trial_id: str
     name: str
     configs: tuple[RunConfig, ...]
     asked: bool
+    ended: tuple[tuple[int | None, str | None], ...] = ((None, None),)
 
 
 def check_policies(keep: Sequence[str]) -> None:
@@ -109,11 +115,14 @@ def _asked(home: Path) -> dict[str, _Subject]:
             cfg = RunConfig.model_validate_json(row["config"])
             before = found.get(row["trial_id"])
             name = f"{row['arm']} seed {row['seed']}"
+            known = dict(row)  # a ledger of an older version knows nothing of schedulers
+            ended = (known.get("pruned_at"), known.get("pruned_why"))
             found[row["trial_id"]] = _Subject(
                 row["trial_id"],
                 before.name if before else name,
                 (*(before.configs if before else ()), cfg),
                 True,
+                (*(before.ended if before else ()), ended),
             )
     return found
 
@@ -157,7 +166,7 @@ def _decide(folder: Path, subject: _Subject, keep: Sequence[str]) -> Pruned:
     """Which checkpoints stay. Only undamaged ones count as kept, so that a policy never rests on a damaged one."""
     rows = read_rows(folder / METRICS_FILE)
     there = dict(list_checkpoints(folder))
-    views = [look(folder, cfg) for cfg in subject.configs]
+    views = [ended_at(look(folder, cfg), *ended) for cfg, ended in zip(subject.configs, subject.ended, strict=True)]
     longest = max(range(len(views)), key=lambda i: len(views[i].rows))
     cfg, judged = subject.configs[longest], views[longest].rows
     unfinished = subject.asked and not all(view.done for view in views)
@@ -230,8 +239,23 @@ def as_json(sweep: str | None, keep: Sequence[str], pruned: Sequence[Pruned], de
     }
 
 
-def describe(keep: Sequence[str], pruned: Sequence[Pruned], deleted: bool) -> str:
-    """What goes (or went), what stays, and what is dearer afterwards."""
+def describe(keep: Sequence[str], pruned: Sequence[Pruned], deleted: bool, home: Path | None = None) -> str:
+    """What goes (or went), what stays, and what is dearer afterwards.
+
+    ``home``: what lies there beside the trials is told too.
+    """
+    told = _told(keep, pruned, deleted)
+    aside = None if home is None else home.absolute() / ASIDE_FOLDER
+    if aside is not None and (held := bytes_of(aside)):
+        told += (
+            "\nWhat --rerun has put aside "
+            f"takes {size(held)} more, which prune leaves alone. When you have compared it, "
+            f"delete it: rm -r {shlex.quote(str(aside))}"
+        )
+    return told
+
+
+def _told(keep: Sequence[str], pruned: Sequence[Pruned], deleted: bool) -> str:
     touched = [entry for entry in pruned if entry.delete]
     lines = []
     width = max((len(entry.name) for entry in pruned), default=0)

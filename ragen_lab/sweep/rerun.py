@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ragen_lab.config import suggest
-from ragen_lab.errors import ConfigError, HomeError
-from ragen_lab.runs import look, reading_ledger
+from ragen_lab.errors import ConfigError, HomeError, TrialLocked
+from ragen_lab.runs import ended_at, look, pruned_trials, reading_ledger
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import plural
 from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep, Trial
 from ragen_lab.track import (
     LOCK_FILE,
@@ -53,8 +54,8 @@ def move_aside(home: Path, trial_id: str) -> Path:
         os.rename(trial_folder(home, trial_id), target)
     except OSError as error:
         raise HomeError(
-            f"{trial_folder(home, trial_id)} cannot be moved to {target}: {error}. Make {home} writable; nothing of "
-            f"this trial was changed."
+            f"{trial_folder(home, trial_id)} cannot be moved to {target}: {error}. Make {home} writable and repeat the "
+            f"command; nothing was changed."
         ) from error
     return target
 
@@ -62,7 +63,15 @@ def move_aside(home: Path, trial_id: str) -> Path:
 def chosen(sweep: Sweep, home: Path, what: str) -> list[Trial]:
     """The trials that ``--rerun what`` names. Raises ConfigError where it names nothing."""
     if what in STATES:
-        found = [trial for trial in sweep.trials if look(trial_folder(home, trial.trial_id), trial.cfg).status == what]
+        pruned = pruned_trials(home, sweep.name)
+        found = [
+            trial
+            for trial in sweep.trials
+            if ended_at(
+                look(trial_folder(home, trial.trial_id), trial.cfg), *pruned.get(trial.trial_id, (None, None))
+            ).status
+            == what
+        ]
         if not found:
             raise ConfigError("--rerun", [f"no trial of {sweep.name} has {what}. Leave out --rerun to go on with it."])
         return found
@@ -77,20 +86,26 @@ def chosen(sweep: Sweep, home: Path, what: str) -> list[Trial]:
 def set_aside(sweep: Sweep, home: Path, what: str, ledger: Ledger, here: bool = True) -> list[SetAside]:
     """Move away the folders of the trials that ``what`` names (failed, collapsed, or an arm).
 
-    ``here``: they will run on this machine. Every lock is taken before anything is moved. Raises ConfigError for a
-    page that cannot be run, and TrialLocked where another process works on one of the trials.
+    ``here``: they will run on this machine. All are moved, or none. Raises ConfigError for a page that cannot be run,
+    and TrialLocked where another process works on one of the trials.
     """
     ledger.check_name(sweep)
-    if here and (faults := local.lacking(sweep.cpus, sweep.gpus)):
+    if here and (faults := local.lacking(sweep.cpus, sweep.gpus, sweep.memory_gb)):
         raise ConfigError(sweep.file, faults)
+    make_plan(sweep, home)  # what the driver would refuse after the move is refused before it
     trials = [trial for trial in chosen(sweep, home, what) if trial_folder(home, trial.trial_id).is_dir()]
     for trial in trials:
         with locked(trial_folder(home, trial.trial_id) / LOCK_FILE):
             pass
-    moved = []
-    for trial in trials:
-        with locked(trial_folder(home, trial.trial_id) / LOCK_FILE):
-            moved.append(SetAside(trial, move_aside(home, trial.trial_id)))
+    moved: list[SetAside] = []
+    try:
+        for trial in trials:
+            with locked(trial_folder(home, trial.trial_id) / LOCK_FILE):
+                moved.append(SetAside(trial, move_aside(home, trial.trial_id)))
+    except (HomeError, TrialLocked):
+        for entry in moved:
+            os.rename(entry.folder, trial_folder(home, entry.trial.trial_id))
+        raise
     return moved
 
 

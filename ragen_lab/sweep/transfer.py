@@ -26,10 +26,11 @@ from ragen_lab.sections import SCHEMA_VERSION
 from ragen_lab.sweep.board import plural
 from ragen_lab.sweep.control import lock_of
 from ragen_lab.sweep.guard import STAGE_FILE
-from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.ledger import Ledger, all_proposals
 from ragen_lab.sweep.prune import bytes_of, size
 from ragen_lab.sweep.rerun import first_difference
 from ragen_lab.track import (
+    DONE_FILE,
     LOCK_FILE,
     METRICS_FILE,
     TRIALS_FOLDER,
@@ -76,6 +77,15 @@ class Transfer:
         return sum(arrival.bytes for arrival in self.arrivals)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A sweep of the other home: its record, its trials and the proposals of its searches."""
+
+    record: dict[str, Any]
+    rows: list[dict[str, Any]]
+    proposals: list[dict[str, Any]]
+
+
 # --- planning -------------------------------------------------------------------------------------
 
 
@@ -86,21 +96,20 @@ def plan_import(home: Path, source: Path, sweep: str | None = None) -> Transfer:
     if source.resolve() == home.resolve():
         raise ConfigError("import", [f"{source} is this home itself; name the folder of the other one."])
     sweeps = _sweeps_of(source, sweep)
-    ids = list(dict.fromkeys(row["trial_id"] for _, rows in sweeps.values() for row in rows))
+    ids = list(dict.fromkeys(row["trial_id"] for theirs in sweeps.values() for row in theirs.rows))
     if sweep is None:  # what no sweep of theirs asks for any more comes along too
         ids += [name for name in _folders(source) if name not in ids]
     _check_names(home, sweeps)
     there = set(_folders(source))
     arrivals = tuple(_arrival(home, source, trial_id) for trial_id in ids if trial_id in there)
-    return Transfer(source, {name: len(rows) for name, (_, rows) in sweeps.items()}, arrivals, done=False)
+    return Transfer(source, {name: len(theirs.rows) for name, theirs in sweeps.items()}, arrivals, done=False)
 
 
 def _folders(home: Path) -> list[str]:
     return sorted(path.name for path in home.glob(f"{TRIALS_FOLDER}/*") if path.is_dir() and path.name[0] != ".")
 
 
-def _sweeps_of(source: Path, sweep: str | None) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Name -> (its record, its trials) of the other home's sweeps."""
+def _sweeps_of(source: Path, sweep: str | None) -> dict[str, _Asked]:
     with reading_ledger(source) as ledger:
         records = {row["name"]: dict(row) for row in ledger.execute("SELECT * FROM sweeps ORDER BY name")}
         if sweep is not None and sweep not in records:
@@ -109,31 +118,42 @@ def _sweeps_of(source: Path, sweep: str | None) -> dict[str, tuple[dict[str, Any
                 str(source),
                 [f"no sweep named {sweep!r} here.{suggest(sweep, known)} There are: {', '.join(known) or 'none'}."],
             )
-        names = list(records) if sweep is None else [sweep]
         return {
-            name: (
+            name: _Asked(
                 records[name],
                 [dict(r) for r in ledger.execute("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (name,))],
+                all_proposals(ledger, name),
             )
-            for name in names
+            for name in (records if sweep is None else [sweep])
         }
 
 
-def _check_names(home: Path, sweeps: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
-    """Refuse to mix two sweeps that share a name but not the meaning of an arm."""
+def _check_names(home: Path, sweeps: dict[str, _Asked]) -> None:
+    """Refuse to mix two sweeps that share a name but not the meaning of an arm, or not the course of a search."""
     with suppress(HomeError), reading_ledger(home) as ledger:  # a home without a ledger holds no sweeps
         faults = []
-        for name, (_, rows) in sweeps.items():
+        for name, theirs in sweeps.items():
             ours = {
                 row["arm"]: row["config_id"]
                 for row in ledger.execute("SELECT arm, config_id FROM runs WHERE sweep = ?", (name,))
             }
-            clash = sorted({r["arm"] for r in rows if ours.get(r["arm"], r["config_id"]) != r["config_id"]})
-            if clash:
-                faults.append(
-                    f"the sweep {name!r} is here too, and its arm {clash[0]!r} has other settings than theirs. Import "
-                    f"into a new home (--home), or import other sweeps one at a time with --sweep."
-                )
+            clash = sorted({r["arm"] for r in theirs.rows if ours.get(r["arm"], r["config_id"]) != r["config_id"]})
+            made = {(row["search"], row["number"]): row["params"] for row in all_proposals(ledger, name)}
+            parted = [
+                row["number"]
+                for row in theirs.proposals
+                if made.get((row["search"], row["number"]), row["params"]) != row["params"]
+            ]
+            if parted:  # told alone: its arms bear the numbers of their proposals
+                why = f"its search has proposed other settings from #{min(parted)} on"
+            elif clash:
+                why = f"its arm {clash[0]!r} has other settings than theirs"
+            else:
+                continue
+            faults.append(
+                f"the sweep {name!r} is here too, and {why}. Import into a new home (--home), or import other sweeps "
+                f"one at a time with --sweep."
+            )
         if faults:
             raise ConfigError("import", faults)
 
@@ -209,8 +229,10 @@ def bring(home: Path, planned: Transfer, sweep: str | None = None) -> Transfer:
             arrivals = tuple(_bring_one(home, source, arrival) for arrival in planned.arrivals)
             refused = {arrival.trial_id for arrival in arrivals if arrival.action == "refuse"}
             recorded = {
-                name: ledger.adopt(record, [row for row in rows if row["trial_id"] not in refused])
-                for name, (record, rows) in sweeps.items()
+                name: ledger.adopt(
+                    theirs.record, [row for row in theirs.rows if row["trial_id"] not in refused], theirs.proposals
+                )
+                for name, theirs in sweeps.items()
             }
     finally:
         ledger.close()
@@ -245,6 +267,7 @@ def _bring_one(home: Path, source: Path, planned: Arrival) -> Arrival:
             _put(arriving, ours)
             return fresh
     except TrialLocked as error:
+        shutil.rmtree(arriving, ignore_errors=True)
         return Arrival(trial_id, "refuse", str(error), planned.iterations)
     except HomeError:
         raise
@@ -286,15 +309,40 @@ def _copy(theirs: Path, arriving: Path, damaged: Sequence[int]) -> None:
 
 
 def _put(arriving: Path, ours: Path) -> None:
-    """The new folder into its place. A kill between the two renames leaves a trial that the next import brings."""
-    if not ours.is_dir():
-        os.rename(arriving, ours)
+    """A new trial into its place, whole. Raises TrialLocked where a worker has made its folder meanwhile."""
+    if ours.is_dir():
+        _lengthen(ours, arriving)
         return
-    shorter = arriving.with_name(f"{ours.name}.shorter")
-    shutil.rmtree(shorter, ignore_errors=True)
-    os.rename(ours, shorter)
-    os.rename(arriving, ours)
-    shutil.rmtree(shorter)  # its rows are the first rows of the new one
+    try:
+        os.rename(arriving, ours)
+    except OSError:
+        if not ours.is_dir():
+            raise
+        raise TrialLocked("another process has begun on it here; wait for it and repeat the import") from None
+
+
+def _lengthen(ours: Path, arriving: Path) -> None:
+    """The rest of a trial into the folder that holds its first rows, whose lock is ours.
+
+    The folder stays in its place, so that its lock keeps others out all the time, and so do its checkpoints: their rows
+    are those of the longer one. The rows come last: a kill before that leaves a trial of the old length, beside which
+    samples and checkpoints of later iterations count for nothing, and the next import brings the rest.
+    """
+    points = ours / "checkpoints"
+    points.mkdir(exist_ok=True)
+    for _, path in list_checkpoints(arriving):
+        target = points / path.name
+        if target.exists():
+            if damage(target) is None:
+                continue
+            shutil.rmtree(target)
+        os.rename(path, target)
+    if not (arriving / DONE_FILE).exists():
+        (ours / DONE_FILE).unlink(missing_ok=True)
+    files = [path for path in arriving.iterdir() if path.is_file() and path.name != METRICS_FILE]
+    for file in [*sorted(files), arriving / METRICS_FILE]:
+        os.replace(file, ours / file.name)
+    shutil.rmtree(arriving)
 
 
 # --- words ----------------------------------------------------------------------------------------

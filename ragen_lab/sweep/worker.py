@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +33,7 @@ from ragen_lab.redaction import redact
 from ragen_lab.runs import View, look
 from ragen_lab.sweep import bounded_log
 from ragen_lab.sweep.bounded_log import BoundedLog
-from ragen_lab.sweep.guard import GB, KILLED_FILE, STAGE_FILE, Guard, Limits, last_words
+from ragen_lab.sweep.guard import GB, KILLED_FILE, STAGE_FILE, Guard, Limits, last_words, write_last_words
 from ragen_lab.track import (
     DONE_FILE,
     LOCK_FILE,
@@ -43,6 +43,8 @@ from ragen_lab.track import (
     Outcome,
     Paused,
     locked,
+    read_done,
+    read_rows,
     trial_folder,
     write_done,
     write_json,
@@ -108,6 +110,7 @@ def run_trial(request: TrialRequest) -> TrialResult:
 def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
     view = look(folder, request.cfg)
     if _reached(view, request):
+        _write_missing_end(folder, view)
         return _result(request, view)
     (folder / DONE_FILE).unlink(missing_ok=True)
     notes: list[str] = []
@@ -163,6 +166,27 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
     return _result(request, view, notes)
 
 
+def write_missing_ends(home: Path, ended: Iterable[tuple[str, View]]) -> None:
+    """DONE.json for trials of which nothing is left to compute, so that no worker will see them again."""
+    for trial_id, view in ended:
+        folder = trial_folder(home, trial_id)
+        if view.rows and read_done(folder) is None:
+            # Another works on it, or it may only be read: its results are there all the same.
+            with suppress(OSError), locked(folder / LOCK_FILE):
+                _write_missing_end(folder, view)
+
+
+def _write_missing_end(folder: Path, view: View) -> None:
+    """DONE.json for a trial that was killed between its last row and that file, by the time of that row.
+
+    Not where there are more rows: then a longer session was killed, and nobody saw the end of that.
+    """
+    if read_done(folder) is None and len(read_rows(folder / METRICS_FILE)) == len(view.rows):
+        ended = view.status in ("finished", "collapsed")
+        reason = view.stop_reason if ended else None
+        write_done(folder, view.status if ended else "paused", view.iteration, reason, at=view.rows[-1]["timestamp"])
+
+
 def _reached(view: View, request: TrialRequest) -> bool:
     """Whether nothing is left to compute of the request."""
     return view.done or (request.until is not None and view.iteration >= request.until)
@@ -179,31 +203,44 @@ def _result(request: TrialRequest, view: View, notes: list[str] | None = None) -
     )
 
 
-def record_failure(request: TrialRequest, error: str) -> TrialResult:
+def record_failure(request: TrialRequest, error: str, overdue: bool = False) -> TrialResult:
     """Say in the folder that the trial failed, when its own process could not: it was killed, maybe by its guard.
 
-    ``error``: what is known from outside, for a process that has left no last words.
+    ``error``: what is known from outside, for a process that has left no last words; ``overdue``: it was killed because
+    it did not answer. Nothing is read or written of a folder that another process has taken up meanwhile.
     """
     folder = trial_folder(Path(request.home), request.trial_id)
-    view = look(folder, request.cfg)
-    cause, used = last_words(folder) or ("killed", 0)
-    limits = request.limits
-    if cause == "hung":
-        where = f"after iteration {view.iteration}" if view.rows else "before its first iteration"
-        error = (
-            f"the trial hung {where}: nothing new for {limits.hang_minutes or 0:g} minutes, so its process was ended. "
-            f"Where it stood is in {folder / KILLED_FILE}. If an iteration may take that long, raise "
-            f"resources.hang_minutes."
-        )
-    elif cause == "memory":
-        error = (
-            f"the trial's process took {used / GB:.2g} GB, more than its {limits.memory_gb or 0:g} GB "
-            f"(resources.memory_gb), and was ended. Where it stood is in {folder / KILLED_FILE}. Raise the limit, or "
-            f"{_LESS_MEMORY}."
-        )
-    if not view.done:
-        _write_failure(folder, view.iteration, error, cause)
+    cause, used = "hung" if overdue else "killed", 0
+    with ExitStack() as stack:
+        ours = True
+        try:
+            stack.enter_context(locked(folder / LOCK_FILE))
+            if overdue:
+                write_last_words(folder)
+            cause, used = last_words(folder) or (cause, used)
+        except OSError:  # another's by now, or not to be used at all: the result says what is known
+            ours = False
+        view = look(folder, request.cfg)
+        if cause in ("hung", "memory"):
+            error = _ended_by_guard(request, view, cause, used)
+            error += f" Where it stood is in {folder / KILLED_FILE}." if ours else ""
+        if ours and not view.done:
+            _write_failure(folder, view.iteration, error, cause)
     return TrialResult(request.trial_id, "failed", view.iteration, error=error, cause=cause)
+
+
+def _ended_by_guard(request: TrialRequest, view: View, cause: str, used: int) -> str:
+    limits = request.limits
+    if cause == "memory":
+        return (
+            f"the trial's process took {used / GB:.2g} GB, more than its {limits.memory_gb or 0:g} GB "
+            f"(resources.memory_gb), and was ended. Raise the limit, or {_LESS_MEMORY}."
+        )
+    where = f"after iteration {view.iteration}" if view.rows else "before its first iteration"
+    return (
+        f"the trial hung {where}: nothing new for {limits.hang_minutes or 0:g} minutes, so its process was ended. If "
+        f"an iteration may take that long, raise resources.hang_minutes."
+    )
 
 
 def _write_failure(folder: Path, iteration: int, error: str, cause: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -12,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from rich.console import Console
 
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.mirror import default_uri
 from ragen_lab.runs import from_home, from_mlflow
-from ragen_lab.sweep import control
-from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep import control, rerun
+from ragen_lab.sweep.drive import Finished, Options, run_sweep
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep, load_sweep
 from ragen_lab.track import list_checkpoints, locked, read_done, trial_folder
-from tests.sweep.conftest import calls, numbers, start_driver
+from tests.sweep.conftest import FAKE, PAGE, calls, numbers, start_driver
 
 Make = Callable[..., Sweep]
 Drive = Callable[..., tuple[Finished, str]]
@@ -123,15 +127,25 @@ def test_a_request_reaches_one_driver_only(sweep_of: Make, drive: Drive, tmp_pat
     assert not control.pause_file(home, "tested").exists()
 
 
-def test_a_pause_of_what_is_about_to_end_is_no_pause(sweep_of: Make, tmp_path: Path) -> None:
-    """A sweep whose last trials are done when the pause is heard has ended by itself."""
-    stop = threading.Event()
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_pause_of_what_is_about_to_end_is_no_pause(
+    sweep_of: Make, tmp_path: Path, request: pytest.FixtureRequest, in_process: bool
+) -> None:
+    """A sweep whose last trials are done when the pause is heard has ended by itself: nothing is interrupted."""
+    stop, interrupts = threading.Event(), []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: interrupts.append(number))
+    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
     (tmp_path / "locks").mkdir()
-    with locked(control.lock_of(tmp_path, "tested")), control.Listener(tmp_path, "tested", stop, list) as listener:
+    with (
+        locked(control.lock_of(tmp_path, "tested")),
+        control.Listener(tmp_path, "tested", stop, list, in_process) as listener,
+    ):
         token = control.lock_of(tmp_path, "tested").stat().st_mtime_ns
         control.request_file(tmp_path, "tested").write_text(json.dumps({"action": "pause", "to": token}))
         assert stop.wait(10)
+        time.sleep(2.5 * control.POLL_SECONDS)  # until it has looked who is at work
     assert listener.action == "pause"
+    assert not interrupts
     assert not control.pause_file(tmp_path, "tested").exists()
 
 
@@ -333,6 +347,111 @@ def test_rerun_leaves_trials_that_others_work_on(sweep_of: Make, drive: Drive, t
     with pytest.raises(ConfigError, match=r"resources\.cpus"):
         drive(sweep_of(resources={"cpus": 4096}), rerun="keep_ratio=1.0")
     assert not (home / "set-aside").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"resources": {"memory_gb": 100000.0}}, r"resources\.memory_gb"),
+        ({"resources": {"gpus": 4096}}, r"resources\.gpus"),
+        ({"accept": {"warm_start": "known"}}, r"accept\.warm_start"),
+    ],
+)
+def test_every_refusal_of_a_rerun_comes_before_anything_is_moved(
+    write: Callable[..., Path], sweep_of: Make, drive: Drive, tmp_path: Path, fault: dict[str, Any], words: str
+) -> None:
+    home = tmp_path / "home"
+    drive(sweep_of())
+    refused = load_sweep(write(PAGE + yaml.safe_dump(fault)), {})
+    with pytest.raises(ConfigError, match=words):
+        drive(refused, rerun="keep_ratio=1.0")
+    assert not (home / "set-aside").exists()
+
+
+def test_a_rerun_of_another_page_of_that_name_moves_nothing(
+    write: Callable[..., Path], sweep_of: Make, drive: Drive, tmp_path: Path
+) -> None:
+    drive(sweep_of())
+    page = PAGE.replace("keep_ratio: [1.0, 0.25]", "keep_ratio: [1.0, 0.5]") + "name: tested\n"
+    with pytest.raises(ConfigError, match="is the sweep of another page in this home"):
+        drive(load_sweep(write(page, name="another"), {}), rerun="keep_ratio=1.0")
+    assert not (tmp_path / "home" / "set-aside").exists()
+
+
+def test_a_rerun_that_cannot_move_all_moves_nothing(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, sweep = tmp_path / "home", sweep_of()
+    drive(sweep)
+    before, rename, last = rows_of(home), os.rename, sweep.trials[2].trial_id
+
+    def failing(source: Path, target: Path) -> None:
+        if Path(source).name == last:
+            raise PermissionError(13, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(rerun.os, "rename", failing)
+    with pytest.raises(HomeError, match=r"cannot be moved to(.|\n)*nothing was changed"):
+        drive(sweep, rerun="keep_ratio=1.0")
+    assert rows_of(home) == before
+    assert not list((home / "set-aside").iterdir())
+
+
+def test_a_rerun_says_what_it_moved_before_anything_can_fail(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, text = sweep_of(), io.StringIO()
+    drive(sweep)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise HomeError("the disk is full")
+
+    monkeypatch.setattr(Ledger, "record_sweep", full)
+    chosen = Options(tmp_path / "home", "local", 0, trainer=FAKE, report=False, rerun="keep_ratio=1.0")
+    with pytest.raises(HomeError):
+        run_sweep(sweep, chosen, Console(file=text, width=200))
+    assert "The old results are kept in" in text.getvalue()
+
+
+PRUNING = """
+base: base.yaml
+axes:
+  filter.keep_ratio: [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
+seeds: 1
+"""
+RULES = {
+    "asha": "scheduler: {kind: asha, first: 2, factor: 2}\n",
+    "median": "scheduler: {kind: median, first: 2, least: 2}\n",
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_the_status_of_a_sweep_that_has_pruned(sweep_of: Make, drive: Drive, tmp_path: Path, kind: str) -> None:
+    """What the scheduler has ended is done, as in the report."""
+    home = tmp_path / "home"
+    drive(sweep_of(PRUNING + RULES[kind]))
+    status = control.status_of(home, "tested")
+    expected = [(run.trial_id, run.status, run.stop_reason) for run in from_home(home, "tested")]
+    assert "pruned" in {state for _, state, _ in expected}
+    assert [(t["trial_id"], t["status"], t["reason"]) for t in status["trials"]] == expected
+    assert (status["state"], status["done"], status["seconds_left"]) == ("done", 6, 0)
+    words = control.describe_status(status)
+    assert "tested: done, 6 of 6 trials done." in words
+    assert "To go on" not in words
+    assert next(reason for _, state, reason in expected if state == "pruned" and reason) in words
+
+
+def test_rerun_of_what_failed_leaves_what_was_pruned(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """Another sweep has taken the same trial further and failed there: for this sweep it was ended before that."""
+    home, sweep = tmp_path / "home", sweep_of(PRUNING + RULES["asha"])
+    drive(sweep)
+    pruned = [run.trial_id for run in from_home(home, "tested") if run.status == "pruned" and len(run.rows) < 4]
+    for trial in pruned:
+        (home / f"fail-{trial}").write_text("9")
+    drive(sweep_of(PRUNING, name="whole"))
+    assert {run.status for run in from_home(home, "whole")} == {"finished", "failed"}
+    with pytest.raises(ConfigError, match="no trial of tested has failed"):
+        drive(sweep, rerun="failed")
 
 
 def test_a_lock_that_moved_away_is_not_taken_for_the_new_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,17 @@ from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.guard import KILLED_FILE, Limits, Overdue, last_words, resident
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
-from ragen_lab.sweep.worker import run_trial
-from ragen_lab.track import LOG_FILE, METRICS_FILE, read_done, trial_folder
+from ragen_lab.sweep.worker import record_failure, run_trial
+from ragen_lab.track import (
+    DONE_FILE,
+    LOCK_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+    PROVENANCE_FILE,
+    locked,
+    read_done,
+    trial_folder,
+)
 from tests.sweep.conftest import calls
 from tests.sweep.test_worker import request_of
 
@@ -123,8 +133,53 @@ def test_a_stopped_process_is_ended_from_outside(tmp_path: Path, monkeypatch: py
     assert not overdue()
     now[0] += 2  # 1.5 minutes and what a fresh process needs to start
     assert overdue()
-    assert last_words(tmp_path) == ("hung", 0)
+    assert overdue.late
+    assert [file.name for file in tmp_path.iterdir()] == [METRICS_FILE]  # the folder may be another worker's by now
     assert not Overdue(tmp_path, Limits())()
+
+
+def test_a_stopped_worker_is_told_as_hung(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed by the driver, since its own guard is stopped too; another process goes on."""
+    monkeypatch.setattr("ragen_lab.sweep.guard._START_SECONDS", 8.0)  # until it has loaded its libraries
+    home = tmp_path / "home"
+    home.mkdir()
+    sweep = sweep_of(**ONE, resources__hang_minutes=0.03)
+    trial = sweep.trials[0].trial_id
+    (home / f"odd-{trial}").write_text("stopped\n")
+    finished, text = drive(sweep, home, workers=1)
+    assert finished.exit_code == 0
+    assert "the trial hung after iteration 2" in text
+    assert attempts(home, trial) == ["hung", "finished"]
+    assert set(calls(home).values()) == {1}
+
+
+@pytest.mark.parametrize("overdue", [False, True])
+def test_a_failure_is_not_written_into_a_folder_that_another_holds(
+    sweep_of: Make, tmp_path: Path, overdue: bool
+) -> None:
+    """The worker of another sweep has taken the trial up meanwhile: what it writes there is its own."""
+    request = request_of(sweep_of(**ONE, resources__hang_minutes=1.0), tmp_path)
+    (tmp_path / f"fail-{request.trial_id}").write_text("1")
+    run_trial(request)
+    folder = trial_folder(tmp_path, request.trial_id)
+    sessions = json.loads((folder / PROVENANCE_FILE).read_text())
+    sessions[-1]["ended"] = None
+    (folder / PROVENANCE_FILE).write_text(json.dumps(sessions))
+    (folder / DONE_FILE).unlink()
+    (folder / KILLED_FILE).write_text("memory 7\n")
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != LOCK_FILE}
+    with locked(folder / LOCK_FILE):
+        result = record_failure(request, "the worker process was killed.", overdue=overdue)
+    assert (result.status, result.iteration) == ("failed", 2)
+    assert result.cause == ("hung" if overdue else "killed")  # those last words may be of the other one
+    assert before == {f.name: f.read_bytes() for f in folder.iterdir() if f.is_file() and f.name != LOCK_FILE}
+    free = record_failure(request, "the worker process was killed.", overdue=overdue)
+    assert free.cause == ("hung" if overdue else "memory")
+    assert (read_done(folder) or {})["error"] == free.error
+    assert (last_words(folder) or ("", 0))[0] == free.cause
+    assert json.loads((folder / PROVENANCE_FILE).read_text())[-1]["ended"] is not None
 
 
 def test_last_words(tmp_path: Path) -> None:

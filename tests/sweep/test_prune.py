@@ -20,6 +20,7 @@ from ragen_lab.sweep.prune import as_json, describe, prune, size
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.track import list_checkpoints, locked, trial_folder
 from tests.sweep.conftest import calls, numbers
+from tests.sweep.test_search import HALVING
 
 Make = Callable[..., Sweep]
 Drive = Callable[..., tuple[Finished, str]]
@@ -215,6 +216,38 @@ def test_what_a_killed_prune_left_goes_with_the_next(sweep_of: Make, drive: Driv
     assert points(home, sweep)[sweep.trials[0].trial_id][0] == 1
     prune(home, "tested", ["last"], delete=True)
     assert not list(folder.glob(".*"))
+
+
+def test_what_the_scheduler_has_ended_is_finished(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """A setting that ASHA has ended need not go on: its newest checkpoint is kept only where a policy says so. What
+    another sweep has computed beyond that is judged by that sweep."""
+    home = tmp_path / "home"
+    sweep = sweep_of(HALVING, **MANY)
+    drive(sweep, home)
+    pruned = [run for run in from_home(home, "tested") if run.status == "pruned"]
+    assert pruned
+    found = {entry.trial_id: entry for entry in prune(home, "tested", ["best"])}
+    for run in pruned:
+        best = max(range(len(run.rows)), key=lambda i: run.rows[i]["eval/success"])
+        assert found[run.trial_id].keep == (best,)
+    held = sweep_of(HALVING, **MANY, name="whole", train__iterations=12, budget__trials=1)
+    drive(held, home)
+    open_ones = {r.trial_id for r in from_home(home, "whole") if r.status not in ("finished", "collapsed", "pruned")}
+    for entry in prune(home, None, ["best"]):
+        if entry.trial_id in open_ones:  # another sweep has still to finish it
+            assert points(home, sweep)[entry.trial_id][-1] in entry.keep
+
+
+def test_what_a_rerun_put_aside_is_told(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home, sweep = tmp_path / "home", sweep_of(seeds=1)
+    drive(sweep, home)
+    assert "set-aside" not in describe(["last"], prune(home, None, ["last"]), False, home)
+    drive(sweep, home, rerun="keep_ratio=1.0")
+    held = sum(file.stat().st_size for file in (home / "set-aside").rglob("*") if file.is_file())
+    words = describe(["last"], prune(home, None, ["last"], delete=True), True, home)
+    assert f"--rerun has put aside takes {size(held)}" in words
+    assert f"rm -r {home / 'set-aside'}" in words
+    assert held == sum(file.stat().st_size for file in (home / "set-aside").rglob("*") if file.is_file())
 
 
 def test_json(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.transfer import Transfer, as_json, bring, describe, plan_import
-from ragen_lab.track import list_checkpoints, locked, trial_folder
+from ragen_lab.track import damage, is_locked, list_checkpoints, locked, trial_folder
 from tests.sweep.conftest import calls, numbers
 
 Make = Callable[..., Sweep]
@@ -35,6 +35,10 @@ def imported(home: Path, source: Path, sweep: str | None = None) -> Transfer:
 
 def actions(found: Transfer) -> list[str]:
     return [arrival.action for arrival in found.arrivals]
+
+
+def usable(home: Path, trial: str) -> set[int]:
+    return {i for i, path in list_checkpoints(trial_folder(home, trial)) if damage(path) is None}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -176,25 +180,117 @@ def test_a_copy_that_goes_wrong_leaves_all_as_it_was(
     assert rows_of(home) == rows_of(other)
 
 
-def test_a_kill_between_the_two_renames(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path,
-                                        monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    home = tmp_path / "home"
-    drive(sweep_of(train__iterations=4, name="short"), home)
-    rename, count = os.rename, []
+@pytest.mark.parametrize("step", range(12))
+def test_a_kill_at_every_step_of_a_replacement(
+    sweep_of: Make, drive: Drive, tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Ours is at its place and locked all the time; nothing usable is lost, and a repeated import brings the rest."""
+    home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
+    drive(sweep_of(train__iterations=6, name="short"), home)
+    mine, folder, steps = rows_of(home, "short"), trial_folder(home, trial), []
+    moves = {name: getattr(os, name) for name in ("rename", "replace")}
 
-    def killed(source: Path, target: Path) -> None:
-        if Path(source).parent.name == "arriving":
-            count.append(source)
-            raise KeyboardInterrupt
-        rename(source, target)
+    def watched(name: str) -> Callable[..., None]:
+        def move(source: Any, target: Any, **more: Any) -> None:
+            if Path(source).is_relative_to(home / "arriving" / trial):
+                assert folder.is_dir()
+                assert is_locked(folder / "lock")
+                steps.append(target)
+                if len(steps) == step + 1:
+                    raise KeyboardInterrupt
+            moves[name](source, target, **more)
 
-    monkeypatch.setattr(transfer.os, "rename", killed)
-    with pytest.raises(KeyboardInterrupt):
+        return move
+
+    for name in moves:
+        monkeypatch.setattr(transfer.os, name, watched(name))
+    killed = False
+    try:
         imported(home, other)
-    assert count
-    monkeypatch.setattr(transfer.os, "rename", rename)
+    except KeyboardInterrupt:
+        killed = True
+    assert killed or len(steps) <= step
+    assert len(steps) > 3 or killed
+    assert rows_of(home, "short") == mine
+    assert usable(home, trial) >= {4, 6}
+    for name, move in moves.items():
+        monkeypatch.setattr(transfer.os, name, move)
     imported(home, other)
     assert rows_of(home) == rows_of(other)
+    assert usable(home, trial) == {4, 6, 8}  # both had 6
+    assert not list((home / "arriving").iterdir())
+    drive(sweep_of(train__iterations=12), home)
+    assert {i for t, i in calls(home) if t == trial} == {0, 1, 2, 3, 4, 5, 6, 9, 10, 11, 12}
+
+
+def test_the_only_usable_checkpoints_are_kept(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    """All of theirs are damaged: their rows are more, but ours is where growth can go on from."""
+    home, sweep = tmp_path / "home", sweep_of()
+    drive(sweep_of(train__iterations=4, name="short"), home)
+    for trial in sweep.trials:
+        for _, path in list_checkpoints(trial_folder(other, trial.trial_id)):
+            (path / "state").write_text("half")
+    before = {trial.trial_id: usable(home, trial.trial_id) for trial in sweep.trials}
+    found = imported(home, other)
+    assert "replace" in actions(found)
+    assert {trial.trial_id: usable(home, trial.trial_id) for trial in sweep.trials} == before
+    assert rows_of(home) == rows_of(other)
+    drive(sweep_of(train__iterations=12), home)
+    drive(sweep_of(train__iterations=12), tmp_path / "plain")
+    assert rows_of(home) == rows_of(tmp_path / "plain")
+    assert max(count for (_, i), count in calls(home).items() if i <= 4) == 1
+
+
+def test_a_damaged_one_of_ours_is_replaced(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
+    drive(sweep_of(train__iterations=6, name="short"), home)
+    for _, path in list_checkpoints(trial_folder(home, trial)):
+        (path / "state").write_text("half")
+    imported(home, other)
+    assert usable(home, trial) == {6, 8}
+
+
+def test_a_trial_that_has_ended_here_and_goes_on_there(
+    sweep_of: Make, drive: Drive, tmp_path: Path, other: Path
+) -> None:
+    """What DONE.json said of the shorter one does not stay beside the longer."""
+    home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
+    drive(sweep_of(train__iterations=4, name="short"), home)
+    (trial_folder(other, trial) / "DONE.json").unlink()
+    imported(home, other)
+    assert not (trial_folder(home, trial) / "DONE.json").exists()
+
+
+def test_a_worker_that_begins_while_a_trial_arrives(
+    sweep_of: Make, drive: Drive, tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has made the folder and holds its lock: that trial is refused for now, the others come."""
+    home, trial, rename = tmp_path / "home", sweep_of().trials[0].trial_id, os.rename
+
+    def late(source: Any, target: Any) -> None:
+        if Path(target) == trial_folder(home, trial):
+            Path(target).mkdir()
+            (Path(target) / "lock").write_text("")
+        rename(source, target)
+
+    monkeypatch.setattr(transfer.os, "rename", late)
+    found = imported(home, other)
+    assert [arrival.trial_id for arrival in found.refused] == [trial]
+    assert "has begun on it here" in found.refused[0].about
+    assert actions(found).count("copy") == 3
+    assert [path.name for path in trial_folder(home, trial).iterdir()] == ["lock"]
+    assert not list((home / "arriving").iterdir())
+
+
+def test_a_folder_that_cannot_be_put_in_its_place(tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has begun on it: that is the home's fault, and no reason to wait."""
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(transfer.os, "rename", refuse)
+    with pytest.raises(HomeError, match=r"could not be copied(.|\n)*Permission denied(.|\n)*repeat the import"):
+        imported(tmp_path / "home", other)
 
 
 def test_a_full_disk_is_told_before(tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:

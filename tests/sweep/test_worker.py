@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import socket
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import look
+from ragen_lab.sweep.estimate import known_in
 from ragen_lab.sweep.guard import STAGE_FILE
+from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import TrialRequest, record_failure, run_trial
-from ragen_lab.track import LOCK_FILE, list_checkpoints, locked, read_done, read_rows, trial_folder
+from ragen_lab.track import (
+    DONE_FILE,
+    LOCK_FILE,
+    METRICS_FILE,
+    PROVENANCE_FILE,
+    list_checkpoints,
+    locked,
+    read_done,
+    read_provenance,
+    read_rows,
+    trial_folder,
+)
 from tests.sweep.conftest import FAKE, calls, numbers
 
 Make = Callable[..., Sweep]
@@ -175,6 +192,77 @@ def test_a_full_disk_is_told_plainly(sweep_of: Make, tmp_path: Path) -> None:
 
 def full_disk(*args: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("kind", ["finished", "collapsed", "paused"])
+def test_a_kill_between_the_last_row_and_done(sweep_of: Make, tmp_path: Path, kind: str) -> None:
+    """All rows are there, so nothing is computed: but somebody has to say that the trial has ended, and when."""
+    request = request_of(sweep_of(), tmp_path, 1 if kind == "collapsed" else 0)
+    request = replace(request, until=4 if kind == "paused" else None)
+    result = run_trial(request)
+    assert result.status == kind
+    folder = trial_folder(tmp_path, request.trial_id)
+    before, last = _unseen(folder), rows_of(request)
+    assert run_trial(request).status == kind
+    done = read_done(folder) or {}
+    assert {**done, "ended": None} == {**before, "ended": None}
+    stamp = read_rows(folder / METRICS_FILE)[-1]["timestamp"]
+    assert abs(datetime.fromisoformat(done["ended"]).timestamp() - stamp) <= 1  # not the time of this call
+    assert read_provenance(folder)["ended"] == done["ended"]
+    assert rows_of(request) == last
+    assert set(calls(tmp_path).values()) == {1}
+
+
+def _unseen(folder: Path) -> dict[str, Any]:
+    """Make a folder that of a trial killed before it could say that it has ended; what it would have said."""
+    done = read_done(folder) or {}
+    (folder / DONE_FILE).unlink()
+    sessions = json.loads((folder / PROVENANCE_FILE).read_text())
+    sessions[-1]["ended"] = None
+    (folder / PROVENANCE_FILE).write_text(json.dumps(sessions))
+    return done
+
+
+def test_a_repeated_sweep_writes_the_missing_end(sweep_of: Make, drive: Any, tmp_path: Path) -> None:
+    """Also of a trial that the plan need not give to a worker; of one that goes on elsewhere it says nothing."""
+    home, sweep = tmp_path / "home", sweep_of()
+    drive(sweep, home)
+    stopped, whole, held = (trial_folder(home, sweep.trials[i].trial_id) for i in (1, 0, 2))
+    before = _unseen(whole)
+    assert whole.name not in {known.trial_id for known in known_in(home)}
+    _unseen(held)
+    _unseen(stopped)
+    with (stopped / METRICS_FILE).open("a") as rows:  # a longer sweep was killed in the middle of it
+        rows.write(json.dumps({"iteration": len(read_rows(stopped / METRICS_FILE)), "timestamp": 1.0}) + "\n")
+    with locked(held / LOCK_FILE):
+        drive(sweep, home)
+    assert (read_done(whole) or {})["status"] == before["status"]
+    assert whole.name in {known.trial_id for known in known_in(home)}
+    assert read_done(held) is None
+    assert read_done(stopped) is None
+
+
+def test_attempts_name_the_machine_of_the_worker(
+    sweep_of: Make, drive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster the driver is elsewhere; of an attempt under Ray it knows neither process nor machine before."""
+    from ragen_lab.sweep import local
+
+    def elsewhere(request: TrialRequest) -> Any:
+        return replace(run_trial(request), host="node7", pid=77)
+
+    monkeypatch.setattr(local, "run_trial", elsewhere)
+    sweep = sweep_of(seeds=1)
+    drive(sweep, tmp_path)
+    ledger = Ledger(tmp_path)
+    found = [(a["host"], a["pid"]) for trial in sweep.trials for a in ledger.attempts(trial.trial_id)]
+    number = ledger.attempt_started("tested", "unknown", None)
+    assert ledger.attempts("unknown")[0]["host"] == ""
+    ledger.attempt_ended(number, "killed", 3, "it was killed")  # by whom, and where, nobody has said
+    ledger.attempt_ended(ledger.attempt_started("tested", "here", 5), "killed", 3, "it was killed")
+    assert [(a["host"], a["pid"]) for a in ledger.attempts("here")] == [(socket.gethostname(), 5)]
+    ledger.close()
+    assert found == [("node7", 77)] * 2
 
 
 def test_a_config_error_is_not_tried_again(sweep_of: Make, tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""Locks: looking at one disturbs nobody, and who refuses names a holder that is there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ragen_lab.errors import TrialLocked
+from ragen_lab.track import is_locked, locked
+
+
+@contextmanager
+def looked_at(file: Path, probers: int) -> Iterator[list[bool]]:
+    """Others ask all the time whether the lock is held; the answers."""
+    over, answers = threading.Event(), []
+
+    def look() -> None:
+        while not over.is_set():
+            answers.append(is_locked(file))
+
+    threads = [threading.Thread(target=look) for _ in range(probers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_looking_disturbs_no_one_who_takes_the_lock(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with locked(file):
+        pass
+    with looked_at(file, 2) as answers:
+        deadline, taken = time.monotonic() + 5, 0
+        while time.monotonic() < deadline and taken < 3000:
+            with locked(file):
+                taken += 1
+    assert taken > 50
+    assert answers
+
+
+def test_a_holder_is_seen_by_all_who_look(tmp_path: Path) -> None:
+    """Two who look at once do not take each other for a holder, and do not overlook one."""
+    file = tmp_path / "lock"
+    with locked(file), looked_at(file, 2) as answers:
+        time.sleep(0.3)
+    assert answers
+    assert all(answers)
+    with looked_at(file, 2) as answers:
+        time.sleep(0.3)
+    assert answers
+    assert not any(answers)
+
+
+def test_two_takers_under_a_look_never_hold_it_both(tmp_path: Path) -> None:
+    file, inside, most, faults = tmp_path / "lock", [], [], []
+
+    def take() -> None:
+        for _ in range(50):
+            try:
+                with locked(file, wait=20):
+                    inside.append(1)
+                    most.append(len(inside))
+                    time.sleep(0.001)
+                    inside.pop()
+            except TrialLocked as error:
+                faults.append(error)
+
+    with looked_at(file, 1):
+        threads = [threading.Thread(target=take) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert max(most) == 1
+    assert not faults
+
+
+def test_a_held_lock_is_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with locked(file):
+        began = time.monotonic()
+        with pytest.raises(TrialLocked, match="is being worked on by process"), locked(file):
+            pass
+        assert time.monotonic() - began < 0.5
+
+
+def test_a_long_reader_is_no_holder_by_name(tmp_path: Path) -> None:
+    """An import keeps workers out of the folder that it copies; the name in the file is that of somebody gone."""
+    file = tmp_path / "lock"
+    with locked(file):
+        pass
+    with file.open("r") as handle:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        with pytest.raises(TrialLocked, match="worked on by a process that copies it") as caught, locked(file):
+            pass
+    assert f"process {os.getpid()}" not in str(caught.value)
