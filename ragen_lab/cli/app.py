@@ -372,9 +372,9 @@ def import_(
 
     found = plan_import(home, source, sweep)
     if not dry_run:
-        print(describe(found), file=sys.stderr, flush=True)
+        print(describe(found, home), file=sys.stderr, flush=True)
         found = bring(home, found, sweep)
-    print(json.dumps(plain(found)) if as_json else describe(found))
+    print(json.dumps(plain(found)) if as_json else describe(found, home))
     sys.exit(1 if found.refused else 0)
 
 

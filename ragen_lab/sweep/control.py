@@ -8,10 +8,11 @@ folders and the locks alone, so it can be asked of a sweep that does not run, an
 from __future__ import annotations
 
 import _thread
+import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +22,10 @@ from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.runs import View, ended_at, look, pruned_trials, reading_ledger, sweep_record
 from ragen_lab.sweep.board import SUCCESS, duration, last_value, plural
+from ragen_lab.sweep.estimate import Pace, pace_of
 from ragen_lab.track import LOCK_FILE, is_locked, number_to_json, read_json, trial_folder, write_json
 
+DEFAULT_HOME = ".ragen-lab"
 POLL_SECONDS = 1.0
 STOP_PATIENCE = 60.0  # seconds that a driver may take to end; the last write to MLflow is part of it
 RECENT = 11  # rows behind the present pace
@@ -156,7 +159,7 @@ def ask(
     holder = holder_of(lock)
     told: dict[str, Any] = {"sweep": sweep, "asked": action, "was_running": holder is not None, "ended": True}
     if holder is None:
-        say(f"{sweep} does not run, so there is nothing to {action}. To run it: {record['command']}")
+        say(f"{sweep} does not run, so there is nothing to {action}. To run it: {again(record, home)}")
         return told
     token = lock.stat().st_mtime_ns  # when this driver took the lock
     try:
@@ -181,8 +184,30 @@ def ask(
         say("No longer waiting. The request stands.")
         return {**told, "ended": False}
     request.unlink(missing_ok=True)  # a driver that was about to end by itself has not looked
-    say(f"{sweep} has {PAST[action]}. To go on: {record['command']}")
+    say(f"{sweep} has {PAST[action]}. To go on: {again(record, home)}")
     return told
+
+
+def home_option(home: Path) -> str:
+    """What a command needs to find a home from this folder: "" for the default one."""
+    return "" if home.resolve() == Path(DEFAULT_HOME).resolve() else f" --home {shlex.quote(str(home.absolute()))}"
+
+
+def again(record: Mapping[str, Any], home: Path) -> str:
+    """The command that goes on with a sweep from this folder: as it was typed, where that leads there; else with page
+    and home in full, and the rest to be added as it was typed."""
+    command, file = str(record["command"]), str(record["file"])
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = []
+    named = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "--home"]
+    named += [word.removeprefix("--home=") for word in words if word.startswith("--home=")]
+    leads_there = Path(named[-1] if named else DEFAULT_HOME).resolve() == home.resolve()
+    if leads_there and any(Path(word).resolve() == Path(file).resolve() for word in words):
+        return command
+    plain = f"ragen-lab sweep {shlex.quote(file)}{home_option(home)}"
+    return plain + (f" (first run elsewhere, as: {command})" if command else "")
 
 
 def choice(file: Path | None, asked: dict[str, str | None], others: dict[str, Any]) -> tuple[str, str] | None:
@@ -237,6 +262,7 @@ def status_of(home: Path, sweep: str) -> dict[str, Any]:
         "seconds_left": _seconds_left(trials),
         "file": record["file"],
         "command": record["command"],
+        "again": again(record, home),
         "trials": trials,
     }
 
@@ -259,9 +285,11 @@ def _trial(home: Path, entry: Any, pruned_at: int | None, pruned_why: str | None
     view = ended_at(look(folder, cfg), pruned_at, pruned_why)
     holder = None if view.done else holder_of(folder / LOCK_FILE)
     success = last_value(view.rows, SUCCESS)
-    pace = _pace(view)
-    left = 0 if view.done else cfg.train.iterations - max(0, view.iteration)
-    age = time.time() - view.rows[-1]["timestamp"] if holder and view.rows else None
+    pace = _pace(view, cfg)
+    # A row from before this process took the trial says nothing of how it gets on.
+    here = holder and view.rows and view.rows[-1]["timestamp"] >= (folder / LOCK_FILE).stat().st_mtime
+    age = time.time() - view.rows[-1]["timestamp"] if here else None
+    ahead = 0.0 if view.done else None if pace is None else pace.of(cfg, view.iteration)
     return {
         "trial_id": entry["trial_id"],
         "arm": entry["arm"],
@@ -273,16 +301,15 @@ def _trial(home: Path, entry: Any, pruned_at: int | None, pruned_why: str | None
         "success": None if success is None else number_to_json(success),
         "reason": view.stop_reason,
         "process": str(holder) if holder else None,
-        "seconds_per_iteration": pace,
+        "seconds_per_iteration": None if pace is None else pace.mean(cfg),
         "seconds_since_last_row": None if age is None else round(age, 1),
-        "seconds_left": None if pace is None and left else left * (pace or 0.0),
+        "seconds_left": ahead,
     }
 
 
-def _pace(view: View) -> float | None:
-    """Mean seconds per iteration lately, evaluations included."""
-    stamps = [row["timestamp"] for row in view.rows[-RECENT:] if "timestamp" in row]
-    return (stamps[-1] - stamps[0]) / (len(stamps) - 1) if len(stamps) > 1 else None
+def _pace(view: View, cfg: RunConfig) -> Pace | None:
+    """Of the last rows, two evaluations among them where there are so many."""
+    return pace_of(view.rows[-max(RECENT, 2 * cfg.eval.every + 1) :])
 
 
 def _seconds_left(trials: list[dict[str, Any]]) -> float | None:
@@ -292,7 +319,9 @@ def _seconds_left(trials: list[dict[str, Any]]) -> float | None:
         return None
     typical = sorted(paces)[len(paces) // 2]
     left = [
-        (trial["iterations"] - max(0, trial["iteration"])) * (trial["seconds_per_iteration"] or typical)
+        (trial["iterations"] - max(0, trial["iteration"])) * typical
+        if trial["seconds_left"] is None
+        else trial["seconds_left"]
         for trial in trials
         if not trial["done"]
     ]
@@ -327,5 +356,5 @@ def describe_status(status: dict[str, Any]) -> str:
             words.append(trial["reason"])
         lines.append("  ".join(words))
     if not status["process"] and status["state"] != "done":
-        lines.append(f"To go on: {status['command']}" if status["command"] else f"To go on: sweep {status['file']}")
+        lines.append(f"To go on: {status['again']}")
     return "\n".join(lines)

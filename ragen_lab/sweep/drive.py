@@ -7,7 +7,6 @@ command goes on from there.
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -361,9 +360,8 @@ class _Driver:
         if report:
             self.say(f"Report: {report}" + (" (up to date, left as it was)" if self._report_stands else ""))
         if run_ids:
-            at_home = self.home == Path(".ragen-lab").absolute()
             own = mlflow_uri(entries[0].trial.cfg, self.home) == default_uri(self.home)
-            command = f"{self.options.program} ui" + ("" if at_home else f" --home {shlex.quote(str(self.home))}")
+            command = f"{self.options.program} ui{control.home_option(self.home)}"
             self.say(f"MLflow: {command if own else redact(mlflow_uri(entries[0].trial.cfg, self.home))}")
         held = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
         if self.interrupted:

@@ -37,6 +37,10 @@ class Pace:
         start = max(0.0, self.evaluated - self.plain) if last < 0 else 0.0
         return start + (asked - done - evaluations) * self.plain + evaluations * self.evaluated
 
+    def mean(self, cfg: RunConfig) -> float:
+        """Seconds per iteration, evaluations included."""
+        return self.plain + (self.evaluated - self.plain) / cfg.eval.every
+
 
 @dataclass(frozen=True)
 class Known:

@@ -24,7 +24,7 @@ from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.runs import reading_ledger
 from ragen_lab.sections import SCHEMA_VERSION
 from ragen_lab.sweep.board import plural
-from ragen_lab.sweep.control import lock_of
+from ragen_lab.sweep.control import home_option, lock_of
 from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.ledger import Ledger, all_proposals
 from ragen_lab.sweep.prune import bytes_of, size
@@ -359,7 +359,7 @@ def as_json(transfer: Transfer) -> dict[str, Any]:
     }
 
 
-def describe(transfer: Transfer) -> str:
+def describe(transfer: Transfer, home: Path) -> str:
     """What comes, what stays and what is refused."""
     lines = [
         f"  {each.trial_id}  {each.action}: {each.about}"
@@ -375,9 +375,9 @@ def describe(transfer: Transfer) -> str:
     names = ", ".join(f"{name} ({plural(count, 'trial')})" for name, count in transfer.sweeps.items())
     lines.append(f"Sweeps: {names or 'none'}.")
     if transfer.done and transfer.sweeps:
-        first = next(iter(transfer.sweeps))
+        first, at = next(iter(transfer.sweeps)), home_option(home)
         lines.append(
-            f"For their report and MLflow pages: `ragen-lab report {first}` and `ragen-lab sync {first}`. To go on "
-            f"with one, run its page against this home."
+            f"For their report and MLflow pages: `ragen-lab report {first}{at}` and `ragen-lab sync {first}{at}`. "
+            f"To go on with one, run its page against this home."
         )
     return "\n".join(lines)

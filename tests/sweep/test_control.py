@@ -24,7 +24,7 @@ from ragen_lab.sweep import control, rerun
 from ragen_lab.sweep.drive import Finished, Options, run_sweep
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep, load_sweep
-from ragen_lab.track import list_checkpoints, locked, read_done, trial_folder
+from ragen_lab.track import encode_row, list_checkpoints, locked, read_done, read_rows, trial_folder
 from tests.sweep.conftest import FAKE, PAGE, calls, numbers, start_driver
 
 Make = Callable[..., Sweep]
@@ -201,11 +201,53 @@ def test_the_status_of_a_sweep_at_rest(sweep_of: Make, drive: Drive, tmp_path: P
     words = control.describe_status(status)
     assert "tested: not running, 3 of 4 trials done" in words
     assert "made to fail" in words
-    assert "To go on: ragen-lab again" in words
+    page = tmp_path / "tested.yaml"
+    assert f"To go on: ragen-lab sweep {page} --home {home} (first run elsewhere, as: ragen-lab again)" in words
     (home / f"fail-{sweep.trials[0].trial_id}").unlink()
     drive(sweep)
     assert control.status_of(home, "tested")["state"] == "done"
     json.dumps(status)
+
+
+def test_the_command_that_goes_on_is_one_for_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was typed, where that leads to this page and this home; else with both in full."""
+    (tmp_path / "here" / "pages").mkdir(parents=True)
+    (tmp_path / "there").mkdir()
+    page = tmp_path / "here" / "pages" / "a.yaml"
+    typed = "ragen-lab sweep pages/a.yaml --set seeds=3"
+    record = {"command": typed, "file": str(page)}
+    monkeypatch.chdir(tmp_path / "here")
+    default = tmp_path / "here" / ".ragen-lab"
+    assert control.again(record, default) == typed
+    assert control.again({**record, "command": f"{typed} --home=.ragen-lab"}, default) == f"{typed} --home=.ragen-lab"
+    other = f"ragen-lab sweep {page} --home {tmp_path / 'h'} (first run elsewhere, as: {typed})"
+    assert control.again(record, tmp_path / "h") == other
+    assert control.again({**record, "command": f"{typed} --home ../h"}, tmp_path / "h") == f"{typed} --home ../h"
+    assert control.again({**record, "command": ""}, default) == f"ragen-lab sweep {page}"
+    monkeypatch.chdir(tmp_path / "there")
+    assert control.again(record, default).startswith(f"ragen-lab sweep {page} --home {default} (first run elsewhere")
+
+
+def test_the_time_left_leaves_out_pauses_and_counts_evaluations(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """Rows of 2 s, 5 s with an evaluation, and a night in between; 8 asked for and 4 there: 2 x 2 + 2 x 5 = 14."""
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1, train__checkpoint_every=4, eval__every=2))
+    (run,) = [run for run in from_home(home, "tested") if run.arm == "keep_ratio=1.0"]
+    folder = trial_folder(home, run.trial_id)
+    stamps, rows = 0.0, []
+    for row in read_rows(folder / "metrics.jsonl")[:5]:
+        evaluated = row["iteration"] % 2 == 0
+        stamps += 36000.0 if row["iteration"] == 3 else 5.0 if evaluated else 2.0
+        phases = {"time/rollout_seconds": 2.0, **({"time/eval_seconds": 3.0} if evaluated else {})}
+        rows.append({**row, **phases, "timestamp": stamps})
+    (folder / "metrics.jsonl").write_text("".join(encode_row(row) + "\n" for row in rows))
+    (folder / "DONE.json").unlink()
+    (trial,) = [each for each in control.status_of(home, "tested")["trials"] if each["arm"] == "keep_ratio=1.0"]
+    assert (trial["iteration"], trial["seconds_left"], trial["seconds_per_iteration"]) == (4, 14.0, 3.5)
+    assert trial["seconds_since_last_row"] is None
+    with locked(folder / "lock"):  # a process that took it now has not written a row yet
+        (trial,) = [each for each in control.status_of(home, "tested")["trials"] if each["arm"] == "keep_ratio=1.0"]
+    assert (trial["status"], trial["seconds_since_last_row"]) == ("running", None)
 
 
 def test_the_status_of_a_sweep_that_runs(write: Callable[..., Path], tmp_path: Path) -> None:
@@ -222,9 +264,10 @@ def test_the_status_of_a_sweep_that_runs(write: Callable[..., Path], tmp_path: P
         assert busy
         paces = [trial["seconds_per_iteration"] for trial in busy if trial["seconds_per_iteration"]]
         assert all(0.4 <= pace < 2 for pace in paces)  # the fake trainer sleeps for 0.4 s
-        # Two at a time on two cores: the whole cannot take less than half of what is left in iterations.
+        assert paces
+        # At most two at a time: the whole cannot take less than half of what is left in iterations.
         left = sum(trial["iterations"] - max(0, trial["iteration"]) for trial in status["trials"] if not trial["done"])
-        assert status["seconds_left"] >= 0.4 * left / len(status["trials"])
+        assert status["seconds_left"] >= 0.4 * left / 2
         words = control.describe_status(status)
         assert f"running by process {driver.pid} on" in words
         assert "last row" in words

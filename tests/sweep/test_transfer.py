@@ -83,7 +83,7 @@ def test_the_longer_one_wins(sweep_of: Make, drive: Drive, tmp_path: Path, other
     found = imported(home, other)
     assert set(actions(found)) <= {"replace", "keep"}
     assert actions(found).count("replace") >= 2
-    assert "theirs goes on to 8, ours to 4" in describe(found)
+    assert "theirs goes on to 8, ours to 4" in describe(found, tmp_path)
     assert tree(home / "trials") != mine
     assert [len(run.rows) for run in from_home(home, "short")][0::2] == [5, 5]  # its view is what it was
     assert rows_of(home) == rows_of(other)
