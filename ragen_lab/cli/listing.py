@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,18 @@ def _knobs() -> list[Entry]:
 def _sweeps(home: Path) -> list[Entry]:
     from ragen_lab.runs import reading_ledger
     from ragen_lab.sweep.board import plural
+    from ragen_lab.sweep.control import status_of
 
     with reading_ledger(home) as ledger:
-        rows = ledger.execute(
-            "SELECT name, file, (SELECT count(*) FROM runs WHERE sweep = name) AS trials FROM sweeps ORDER BY name"
-        )
-        return [{"name": row["name"], "about": f"{plural(row['trials'], 'trial')}, from {row['file']}"} for row in rows]
+        rows = ledger.execute("SELECT name, file, updated FROM sweeps ORDER BY name").fetchall()
+    found = []
+    for row in rows:
+        status = status_of(home, row["name"])
+        last = datetime.fromtimestamp(row["updated"]).astimezone().strftime("%Y-%m-%d %H:%M")
+        state = status["state"] if status["state"] != "not running" else f"{status['done']} done"
+        about = f"{plural(len(status['trials']), 'trial')}, {state}, last started {last}, from {row['file']}"
+        found.append({"name": row["name"], "about": about})
+    return found
 
 
 def trajectories(
@@ -178,7 +185,9 @@ def _home(home: Path) -> list[Entry]:
             open_mlflow(default_uri(place))
             found.append(_entry("mlflow.db", True, default_uri(place)))
         except TrackingError as error:
-            found.append(_entry("mlflow.db", False, f"{error}; `ragen-lab sync SWEEP` rebuilds it after it is deleted"))
+            found.append(
+                _entry("mlflow.db", False, f"{str(error).rstrip('.')}. `ragen-lab sync SWEEP` rebuilds a deleted one")
+            )
     return found
 
 

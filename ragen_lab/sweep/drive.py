@@ -168,7 +168,7 @@ class _Driver:
                 report = self._report()
         except KeyboardInterrupt:  # a second one, or one after the training: the rest is left to the next call
             self.interrupted = True
-        return self._finish(mirror.run_ids, report)
+        return self._finish(mirror, report)
 
     def say(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -332,7 +332,8 @@ class _Driver:
             self.say(f"The report could not be written: {error}", "red")
             return None
 
-    def _finish(self, run_ids: dict[str, str], report: str | None) -> Finished:
+    def _finish(self, mirror: Mirroring, report: str | None) -> Finished:
+        run_ids = mirror.run_ids
         entries = list(self.board.entries.values())
         trials = []
         for entry in entries:
@@ -363,6 +364,8 @@ class _Driver:
             own = mlflow_uri(entries[0].trial.cfg, self.home) == default_uri(self.home)
             command = f"{self.options.program} ui{control.home_option(self.home)}"
             self.say(f"MLflow: {command if own else redact(mlflow_uri(entries[0].trial.cfg, self.home))}")
+        for name, place in mirror.folders():
+            self.say(f"{name}: {place}")
         held = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
         if self.interrupted:
             how = "Interrupted. What was logged is on disk; running trials go on from their last checkpoints."

@@ -103,6 +103,10 @@ class Mirroring:
             )
         self.ledger.record_mirror(self.sweep, self.run_ids, "" if behind else self._state(self.board.runs()))
 
+    def folders(self) -> list[tuple[str, str]]:
+        """Name and place of each mirror but MLflow, which has pages of its own."""
+        return [(hand.mirror.name, hand.mirror.place) for hand in self._hands if hand.mirror.name != MLflowMirror.name]
+
     def say(self, text: str) -> None:
         self.console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 

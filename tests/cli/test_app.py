@@ -163,7 +163,7 @@ def test_import_and_prune(write: Write, cli: Callable[..., Any], tmp_path: Path)
     plain = json.loads(out)
     assert (code, plain["done"], plain["sweeps"]) == (0, True, {"tested": 4})
     assert "To import: 4 trials" in err  # told before
-    assert "4 trials, from" in cli("list", "sweeps", *here)[1]
+    assert "4 trials, done, last started 20" in cli("list", "sweeps", *here)[1]
     rows = next((tmp_path / "second").glob("trials/*/metrics.jsonl"))
     rows.write_text(rows.read_text().replace('"train/noise": 0.', '"train/noise": 0.1', 1))
     code, out, _ = cli("import", there, *here)

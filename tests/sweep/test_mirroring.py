@@ -226,7 +226,8 @@ def test_tensorboard_holds_every_point_once(sweep_of: Make, drive: Drive, tmp_pa
 @TENSORBOARD
 def test_a_driver_that_was_killed_left_no_stamp(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    drive(sweep_of(seeds=1, track__tensorboard=True))
+    _, text = drive(sweep_of(seeds=1, track__tensorboard=True))
+    assert f"TensorBoard: {tmp_path / 'home' / 'tensorboard' / 'tested'}" in text
     run = from_home(home, "tested").runs[0]
     (folder,) = home.glob(f"tensorboard/tested/*.{run.trial_id}")
     (folder / "ragen-lab.json").unlink()
