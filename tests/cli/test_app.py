@@ -403,7 +403,7 @@ def test_runs_of_a_page_share_a_report(write: Write, cli: Callable[..., Any]) ->
         assert code == 0
         assert "left this sweep" not in err
         assert [trial["seed"] for trial in json.loads(out.splitlines()[-1])["trials"]] == [seed]
-    assert "base  2 trials, from" in cli("list", "sweeps")[1]
+    assert "base  2 trials, done, last started 20" in cli("list", "sweeps")[1]
     assert "2 runs, 2 collapsed" in Path(cli("report", "base")[1].strip()).read_text()
 
 
