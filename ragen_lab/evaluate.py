@@ -15,13 +15,14 @@ from ragen_lab.diversity import distinct_n, mutual_information, template_share
 from ragen_lab.env.base import GENERAL_SEED_BASE, eval_seeds, general_seeds
 from ragen_lab.env.reference import ReferenceLines, cached_reference_lines
 from ragen_lab.findings.statistics import wilson
+from ragen_lab.locks import locked
 from ragen_lab.policy.model import Policy
 from ragen_lab.prompt import ChatWriter
 from ragen_lab.reward import trajectory_reward
 from ragen_lab.rollout.collect import collect
 from ragen_lab.rollout.probe import first_thoughts, play_probe, thought_logprobs
 from ragen_lab.seeds import derive
-from ragen_lab.track import Tracker, locked
+from ragen_lab.track import Tracker
 from ragen_lab.trajectory import Trajectory
 
 Lines = dict[str, ReferenceLines]  # by generalisation set; the evaluation itself is ''

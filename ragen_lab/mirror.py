@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ragen_lab.errors import ConfigError, TrackingError
+from ragen_lab.locks import locked
 from ragen_lab.mirror_traces import delete_traces, write_traces
 from ragen_lab.redaction import redact
-from ragen_lab.track import Row, locked, read_system, read_trajectories
+from ragen_lab.track import Row, read_system, read_trajectories
 
 if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
     from mlflow.tracking import MlflowClient

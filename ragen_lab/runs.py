@@ -23,13 +23,13 @@ import numpy.typing as npt
 from ragen_lab.config import RunConfig, flatten
 from ragen_lab.detect import replay
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
+from ragen_lab.locks import is_locked
 from ragen_lab.mirror import current, metric_from_mlflow, mlflow_errors, open_mlflow, param_from_text
 from ragen_lab.redaction import redact, without_secrets
 from ragen_lab.track import (
     LOCK_FILE,
     METRICS_FILE,
     Row,
-    is_locked,
     list_checkpoints,
     read_done,
     read_provenance,

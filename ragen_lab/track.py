@@ -8,7 +8,6 @@ A trial folder holds ``config.json``, ``metrics.jsonl`` (one line per iteration)
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -16,19 +15,17 @@ import math
 import os
 import resource
 import shutil
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from ragen_lab import provenance
 from ragen_lab.config import RunConfig
-from ragen_lab.errors import CheckpointError, HomeError, TrialLocked
+from ragen_lab.errors import CheckpointError, HomeError
 from ragen_lab.keep import worth_keeping
 from ragen_lab.redaction import redact, without_secrets
 from ragen_lab.sections import SCHEMA_VERSION
@@ -46,7 +43,6 @@ DONE_FILE = "DONE.json"
 LOCK_FILE = "lock"
 LOG_FILE = "log.txt"
 PROVENANCE_FILE = "provenance.json"
-_A_LOOK = 2.0  # seconds: far longer than anyone who only looks (is_locked) keeps a lock
 
 
 @dataclass(frozen=True)
@@ -211,82 +207,6 @@ def _fsync_folder(folder: Path) -> None:
 
 def trial_folder(home: Path, trial_id: str) -> Path:
     return home / TRIALS_FOLDER / trial_id
-
-
-@contextmanager
-def locked(file: Path, wait: float = 0.0, what: str = "trial") -> Iterator[None]:
-    """Hold an exclusive lock on ``file``; the system frees it even after a ``kill -9``.
-
-    Waits up to ``wait`` seconds, and a moment for those who only look. Raises TrialLocked that names the holder,
-    HomeError where no lock can be made.
-    """
-    began = time.monotonic()
-    handle = _open_lock(file)
-    try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(handle, file):
-                    break
-                handle.close()  # while we waited the folder was moved aside: that lock is no longer this one
-                handle = _open_lock(file)
-            except BlockingIOError:
-                read = _only_read(handle)
-                if time.monotonic() - began >= (max(wait, _A_LOOK) if read else wait):
-                    handle.seek(0)
-                    holder = "a process that copies it" if read else handle.read().strip() or "another process"
-                    raise TrialLocked(
-                        f"this {what} is being worked on by {holder} ({file}). Wait for it, or stop it, and "
-                        f"run the same command again: nothing is lost."
-                    ) from None
-                time.sleep(0.005 if read else 0.1)
-        handle.seek(0)
-        handle.truncate()
-        handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        handle.flush()
-        yield
-    finally:
-        handle.close()
-
-
-def _only_read(handle: TextIO) -> bool:
-    """Whether those who keep us from a lock share it: who works there never does."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(handle, fcntl.LOCK_UN)
-    return True
-
-
-def _open_lock(file: Path) -> TextIO:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return file.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise HomeError(
-            f"the lock {file} cannot be made: {error}. Make the folder writable, or move away what stands in its "
-            f"place, and repeat the command; or name another folder with --home."
-        ) from error
-
-
-def _is_at(handle: TextIO, file: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle.fileno()), file.stat())
-    except FileNotFoundError:
-        return False
-
-
-def is_locked(file: Path) -> bool:
-    """Whether another process holds the lock on ``file`` now."""
-    try:
-        with file.open("r", encoding="utf-8") as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 # --- what a trial folder says about itself --------------------------------------------------------

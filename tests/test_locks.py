@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ragen_lab.errors import TrialLocked
-from ragen_lab.track import is_locked, locked
+from ragen_lab.locks import is_locked, locked
 
 
 @contextmanager

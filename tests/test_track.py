@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import CheckpointError, ConfigError, HomeError, TrackingError, TrialLocked
+from ragen_lab.locks import is_locked, locked
 from ragen_lab.mirror import (
     MLflowMirror,
     default_uri,
@@ -38,9 +39,7 @@ from ragen_lab.track import (
     damaged_line,
     decode_row,
     encode_row,
-    is_locked,
     list_checkpoints,
-    locked,
     read_done,
     read_json,
     read_provenance,

@@ -20,10 +20,11 @@ from typing import Any
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
+from ragen_lab.locks import is_locked
 from ragen_lab.runs import View, ended_at, look, pruned_trials, reading_ledger, sweep_record
 from ragen_lab.sweep.board import SUCCESS, duration, last_value, plural
 from ragen_lab.sweep.estimate import Pace, pace_of
-from ragen_lab.track import LOCK_FILE, is_locked, number_to_json, read_json, trial_folder, write_json
+from ragen_lab.track import LOCK_FILE, number_to_json, read_json, trial_folder, write_json
 
 DEFAULT_HOME = ".ragen-lab"
 POLL_SECONDS = 1.0

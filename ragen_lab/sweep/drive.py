@@ -20,6 +20,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError, TrackingError
+from ragen_lab.locks import locked
 from ragen_lab.mirror import default_uri, uri_fault
 from ragen_lab.mirror_folders import lacking_libraries
 from ragen_lab.redaction import redact
@@ -40,7 +41,7 @@ from ragen_lab.sweep.spec import Arm, Sweep, Trial
 from ragen_lab.sweep.stream import Stream
 from ragen_lab.sweep.watch import Follower
 from ragen_lab.sweep.worker import TrialRequest, TrialResult, write_missing_ends
-from ragen_lab.track import LOG_FILE, locked, number_to_json, trial_folder
+from ragen_lab.track import LOG_FILE, number_to_json, trial_folder
 
 EXIT_FAILED = 1
 EXIT_INPUT = 2

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError
+from ragen_lab.locks import locked
 from ragen_lab.runs import LEDGER_FILE, ledger_error
 from ragen_lab.sweep.neighbours import leaving
 from ragen_lab.sweep.spec import Sweep, Trial
-from ragen_lab.track import TRIALS_FOLDER, locked
+from ragen_lab.track import TRIALS_FOLDER
 
 LEDGER_VERSION = 3
 

@@ -17,13 +17,13 @@ from rich.console import Console
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import HomeError, TrackingError
+from ragen_lab.locks import locked
 from ragen_lab.mirror import MLflowMirror, default_uri
 from ragen_lab.mirror_folders import Mirror, TensorBoardMirror, WandbMirror
 from ragen_lab.runs import Run, from_home, reading_ledger, sweep_record
 from ragen_lab.sweep.board import Board
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
-from ragen_lab.track import locked
 
 FLUSH_SECONDS = 5.0
 Tell = Callable[..., None]  # the event stream: tell("mirror", **fields)

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from ragen_lab.config import RunConfig, suggest
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.keep import POLICIES, worth_keeping
+from ragen_lab.locks import is_locked, locked
 from ragen_lab.runs import ended_at, look, reading_ledger, sweep_record
 from ragen_lab.sweep.board import plural
 from ragen_lab.sweep.rerun import ASIDE_FOLDER
@@ -28,9 +29,7 @@ from ragen_lab.track import (
     METRICS_FILE,
     TRIALS_FOLDER,
     damage,
-    is_locked,
     list_checkpoints,
-    locked,
     read_json,
     read_rows,
     trial_folder,

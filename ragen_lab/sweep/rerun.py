@@ -10,22 +10,14 @@ from pathlib import Path
 
 from ragen_lab.config import suggest
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
+from ragen_lab.locks import locked
 from ragen_lab.runs import ended_at, look, pruned_trials, reading_ledger
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import plural
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep, Trial
-from ragen_lab.track import (
-    LOCK_FILE,
-    METRICS_FILE,
-    Row,
-    locked,
-    number_to_json,
-    read_provenance,
-    read_rows,
-    trial_folder,
-)
+from ragen_lab.track import LOCK_FILE, METRICS_FILE, Row, number_to_json, read_provenance, read_rows, trial_folder
 
 ASIDE_FOLDER = "set-aside"
 STATES = ("failed", "collapsed")

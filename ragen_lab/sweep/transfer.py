@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from ragen_lab.config import RunConfig, suggest
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
+from ragen_lab.locks import is_locked, locked
 from ragen_lab.runs import reading_ledger
 from ragen_lab.sections import SCHEMA_VERSION
 from ragen_lab.sweep.board import plural
@@ -35,9 +36,7 @@ from ragen_lab.track import (
     METRICS_FILE,
     TRIALS_FOLDER,
     damage,
-    is_locked,
     list_checkpoints,
-    locked,
     read_json,
     read_rows,
     trial_folder,

@@ -29,6 +29,7 @@ import numpy as np
 
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, RagenLabError, TrialLocked
+from ragen_lab.locks import locked
 from ragen_lab.redaction import redact
 from ragen_lab.runs import View, look
 from ragen_lab.sweep import bounded_log
@@ -42,7 +43,6 @@ from ragen_lab.track import (
     FolderTracker,
     Outcome,
     Paused,
-    locked,
     read_done,
     read_rows,
     trial_folder,

@@ -18,13 +18,14 @@ import yaml
 from rich.console import Console
 
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
+from ragen_lab.locks import locked
 from ragen_lab.mirror import default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import control, rerun
 from ragen_lab.sweep.drive import Finished, Options, run_sweep
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep, load_sweep
-from ragen_lab.track import encode_row, list_checkpoints, locked, read_done, read_rows, trial_folder
+from ragen_lab.track import encode_row, list_checkpoints, read_done, read_rows, trial_folder
 from tests.sweep.conftest import FAKE, PAGE, calls, numbers, start_driver
 
 Make = Callable[..., Sweep]

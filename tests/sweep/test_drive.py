@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
+from ragen_lab.locks import locked
 from ragen_lab.mirror import MLflowMirror, default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import local
@@ -22,7 +23,6 @@ from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import LEDGER_VERSION, Ledger
 from ragen_lab.sweep.mirroring import Mirroring, sync
 from ragen_lab.sweep.spec import Sweep, load_sweep, one_run
-from ragen_lab.track import locked
 from tests.sweep.conftest import calls, numbers, start_driver
 
 Make = Callable[..., Sweep]

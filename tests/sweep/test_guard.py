@@ -8,21 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from ragen_lab.locks import locked
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.guard import KILLED_FILE, Limits, Overdue, last_words, resident
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import record_failure, run_trial
-from ragen_lab.track import (
-    DONE_FILE,
-    LOCK_FILE,
-    LOG_FILE,
-    METRICS_FILE,
-    PROVENANCE_FILE,
-    locked,
-    read_done,
-    trial_folder,
-)
+from ragen_lab.track import DONE_FILE, LOCK_FILE, LOG_FILE, METRICS_FILE, PROVENANCE_FILE, read_done, trial_folder
 from tests.sweep.conftest import calls
 from tests.sweep.test_worker import request_of
 

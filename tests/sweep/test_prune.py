@@ -13,12 +13,13 @@ import pytest
 
 from ragen_lab.errors import ConfigError, HomeError
 from ragen_lab.keep import alarm_onset
+from ragen_lab.locks import locked
 from ragen_lab.runs import from_home, look
 from ragen_lab.sweep import prune as pruning
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.prune import as_json, describe, prune, size
 from ragen_lab.sweep.spec import Sweep
-from ragen_lab.track import list_checkpoints, locked, trial_folder
+from ragen_lab.track import list_checkpoints, trial_folder
 from tests.sweep.conftest import calls, numbers
 from tests.sweep.test_search import HALVING
 

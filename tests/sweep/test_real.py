@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen_lab.track import is_locked
+from ragen_lab.locks import is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = """

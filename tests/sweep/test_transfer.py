@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
+from ragen_lab.locks import is_locked, locked
 from ragen_lab.runs import from_home
 from ragen_lab.sweep import transfer
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.transfer import Transfer, as_json, bring, describe, plan_import
-from ragen_lab.track import damage, is_locked, list_checkpoints, locked, trial_folder
+from ragen_lab.track import damage, list_checkpoints, trial_folder
 from tests.sweep.conftest import calls, numbers
 
 Make = Callable[..., Sweep]

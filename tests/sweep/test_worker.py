@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from ragen_lab.errors import ConfigError
+from ragen_lab.locks import locked
 from ragen_lab.runs import look
 from ragen_lab.sweep.estimate import known_in
 from ragen_lab.sweep.guard import STAGE_FILE
@@ -28,7 +29,6 @@ from ragen_lab.track import (
     METRICS_FILE,
     PROVENANCE_FILE,
     list_checkpoints,
-    locked,
     read_done,
     read_provenance,
     read_rows,
