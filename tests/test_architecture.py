@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).parent.parent / "ragen_lab"
 
 # docs/architecture.md draws these floors; a room may import from lower floors, and from its own room.
 FLOORS: list[set[str]] = [
-    {"errors", "trajectory", "metrics", "phrases", "diversity", "seeds", "keep", "locks", "redaction"},
-    {"page", "sections"},
+    {"errors", "trajectory", "metrics", "phrases", "diversity", "seeds", "keep", "redaction"},
+    {"locks", "page", "sections"},
     {"config", "inert"},
     {
         "env",
