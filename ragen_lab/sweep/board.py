@@ -16,6 +16,7 @@ from typing import Any
 from ragen_lab.config import RunConfig
 from ragen_lab.detect import Panel
 from ragen_lab.runs import Run, View, durable, ended_at, look, run_of
+from ragen_lab.sweep.estimate import recent_pace
 from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.plan import Plan
 from ragen_lab.sweep.spec import Trial
@@ -96,9 +97,9 @@ class Entry:
         return self.spent + (time.monotonic() - self.clock if self.running else 0.0)
 
     def pace(self) -> float | None:
-        """Seconds per iteration in this session."""
-        stamps = [row["timestamp"] for row in self.tail.rows[self.began :][-11:]]
-        return (stamps[-1] - stamps[0]) / (len(stamps) - 1) if len(stamps) > 1 else None
+        """Seconds per iteration in this session, evaluations included."""
+        found = recent_pace(self.tail.rows[self.began :], self.trial.cfg)
+        return None if found is None else found.mean(self.trial.cfg)
 
 
 class Board:

@@ -21,15 +21,14 @@ from typing import Any
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.locks import is_locked
-from ragen_lab.runs import View, ended_at, look, pruned_trials, reading_ledger, sweep_record
+from ragen_lab.runs import ended_at, look, pruned_trials, reading_ledger, sweep_record
 from ragen_lab.sweep.board import SUCCESS, duration, last_value, plural
-from ragen_lab.sweep.estimate import Pace, pace_of
+from ragen_lab.sweep.estimate import recent_pace
 from ragen_lab.track import LOCK_FILE, number_to_json, read_json, trial_folder, write_json
 
 DEFAULT_HOME = ".ragen-lab"
 POLL_SECONDS = 1.0
 STOP_PATIENCE = 60.0  # seconds that a driver may take to end; the last write to MLflow is part of it
-RECENT = 11  # rows behind the present pace
 PAST = {"stop": "stopped", "pause": "paused"}
 
 
@@ -286,7 +285,7 @@ def _trial(home: Path, entry: Any, pruned_at: int | None, pruned_why: str | None
     view = ended_at(look(folder, cfg), pruned_at, pruned_why)
     holder = None if view.done else holder_of(folder / LOCK_FILE)
     success = last_value(view.rows, SUCCESS)
-    pace = _pace(view, cfg)
+    pace = recent_pace(view.rows, cfg)
     # A row from before this process took the trial says nothing of how it gets on.
     here = holder and view.rows and view.rows[-1]["timestamp"] >= (folder / LOCK_FILE).stat().st_mtime
     age = time.time() - view.rows[-1]["timestamp"] if here else None
@@ -306,11 +305,6 @@ def _trial(home: Path, entry: Any, pruned_at: int | None, pruned_why: str | None
         "seconds_since_last_row": None if age is None else round(age, 1),
         "seconds_left": ahead,
     }
-
-
-def _pace(view: View, cfg: RunConfig) -> Pace | None:
-    """Of the last rows, two evaluations among them where there are so many."""
-    return pace_of(view.rows[-max(RECENT, 2 * cfg.eval.every + 1) :])
 
 
 def _seconds_left(trials: list[dict[str, Any]]) -> float | None:

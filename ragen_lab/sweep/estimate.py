@@ -20,6 +20,7 @@ _COST = ("policy.model", "policy.dtype", "policy.device", "policy.tiny.", "env."
          "algo.name", "algo.kl.place", "optim.minibatch", "optim.epochs", "optim.updates_per_rollout",
          "optim.micro_batch", "train.threads", "eval.prompts", "eval.probes", "eval.sets",
          "eval.mutual_information_")  # fmt: skip
+_RECENT = 11  # rows behind the present pace
 _PHASE = re.compile(r"time/(?!cpu_)\w+_seconds")  # the phases of an iteration follow one another
 
 
@@ -76,6 +77,11 @@ def pace_of(rows: Sequence[Row]) -> Pace | None:
         return None
     ordinary = _median(plain) if plain else _median(evaluated)
     return Pace(ordinary, _median(evaluated) if evaluated else ordinary)
+
+
+def recent_pace(rows: Sequence[Row], cfg: RunConfig) -> Pace | None:
+    """The present one: of the last rows, two evaluations among them where there are so many."""
+    return pace_of(rows[-max(_RECENT, 2 * cfg.eval.every + 1) :])
 
 
 def _seconds_of(earlier: Row, later: Row) -> float | None:

@@ -264,7 +264,7 @@ def test_the_status_of_a_sweep_that_runs(write: Callable[..., Path], tmp_path: P
         assert {int(trial["process"].split()[1]) for trial in busy} <= workers
         assert busy
         paces = [trial["seconds_per_iteration"] for trial in busy if trial["seconds_per_iteration"]]
-        assert all(0.4 <= pace < 2 for pace in paces)  # the fake trainer sleeps for 0.4 s
+        assert min(paces) >= 0.39, paces  # the fake trainer sleeps for 0.4 s; a busy machine takes longer
         assert paces
         # At most two at a time: the whole cannot take less than half of what is left in iterations.
         left = sum(trial["iterations"] - max(0, trial["iteration"]) for trial in status["trials"] if not trial["done"])
