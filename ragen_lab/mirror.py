@@ -146,8 +146,9 @@ def open_mlflow(uri: str) -> MlflowClient:
         os.environ.setdefault(key, value)
     from mlflow.tracking import MlflowClient
 
-    for name in ("mlflow", "alembic", "urllib3"):  # after the import, which sets levels of its own
+    for name in ("alembic", "urllib3"):  # after the import, which sets levels of its own
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("mlflow").setLevel(MLFLOW_QUIET["MLFLOW_LOGGING_LEVEL"])
 
     with mlflow_errors(uri):
         if not uri.startswith("sqlite:///"):

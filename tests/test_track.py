@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -574,6 +575,12 @@ def test_a_database_that_goes_while_in_use_is_noticed(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(TrackingError, match="removed or replaced"):
         kept.flush([a_run(4)])
+
+
+def test_what_mlflow_logs_beside_its_exceptions_is_not_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    open_mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    logging.getLogger("mlflow.store.db.utils").error("a traceback of twenty lines")
+    assert "twenty lines" not in "".join(capfd.readouterr())
 
 
 def test_an_unreachable_server_is_told_quickly() -> None:

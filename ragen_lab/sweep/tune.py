@@ -327,7 +327,8 @@ def _held() -> Iterator[None]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for Ray's sessions, removed afterwards; those of killed drivers go at the next start.
+    """A folder for Ray's sessions, removed afterwards; those of killed drivers go at the next start, and what
+    still runs there.
 
     Not in the home: the names of its sockets may not be longer than 107 characters.
     """
@@ -335,12 +336,26 @@ def _scratch() -> Iterator[Path]:
     for old in root.glob(f"{_TEMPORARY}*"):
         pid = old.name.removeprefix(_TEMPORARY).split("-")[0]
         if pid.isdigit() and not _alive(int(pid)) and old.stat().st_uid == os.getuid():
+            _end_daemons(old)
             shutil.rmtree(old, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{os.getpid()}-"))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_daemons(scratch: Path) -> None:
+    """End what is left of the Ray of a driver that was killed as it started: programs of Ray's own whose command line
+    names that driver's folder. A Ray that was up ends with its driver."""
+    marks = (os.fsencode(scratch) + b"/", os.fsencode(Path(ray.__file__).parent) + b"/")
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            if entry.stat().st_uid == os.getuid() and all(mark in command for mark in marks):
+                os.kill(int(entry.name), signal.SIGKILL)
+        except OSError:  # it has gone meanwhile
+            continue
 
 
 def _alive(pid: int) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -14,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 from ray._private import utils as ray_utils
 
 from ragen_lab.errors import ConfigError
@@ -177,6 +180,23 @@ def test_a_failure_under_ray_tells_why(sweep_of: Make, drive: Drive, tmp_path: P
     assert finished.exit_code == 0
     assert "RuntimeError: made to fail" in text
     assert "Trying again from its last checkpoint." in text
+
+
+def test_what_a_killed_driver_left_of_ray_goes_at_the_next_start(tmp_path: Path) -> None:
+    """By its command line: a program of Ray's that names the driver's folder, and no other."""
+    scratch, rays = str(tmp_path / "ragen-ray-1-x" / "ray"), str(Path(ray.__file__).parent / "core" / "raylet")
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    left, reader, elsewhere = (
+        subprocess.Popen([*sleeper, *words]) for words in ((rays, scratch), (scratch,), (rays, f"{tmp_path}/other"))
+    )
+    try:
+        tune._end_daemons(tmp_path / "ragen-ray-1-x")
+        assert left.wait(20) == -signal.SIGKILL
+        assert (reader.poll(), elsewhere.poll()) == (None, None)
+    finally:
+        for process in (left, reader, elsewhere):
+            process.kill()
+            process.wait()
 
 
 def test_a_budget_under_ray(sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
