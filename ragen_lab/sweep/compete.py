@@ -68,16 +68,17 @@ class FolderResults:
         level = level_of(self.view(trial.trial_id), self.metric, until)
         return None if level is None else self.sign * level
 
-    def history(self, trial: Trial, until: int) -> list[float]:
+    def history(self, trial: Trial, until: int) -> dict[int, float]:
         view = self.view(trial.trial_id)
-        rows = view.rows[: until + 1]
-        values = [
-            self.sign * row[self.metric] for row in rows if self.metric in row and math.isfinite(row[self.metric])
-        ]
-        every = trial.cfg.eval.every if self.metric.startswith("eval/") else 1
+        found = {
+            int(row["iteration"]): self.sign * row[self.metric]
+            for row in view.rows[: until + 1]
+            if self.metric in row and math.isfinite(row[self.metric])
+        }
         if view.status == "collapsed" and (level := self.level(trial, until)) is not None:
-            values += [level] * (until // every + 1 - len(values))  # it stays where it fell
-        return values
+            every = trial.cfg.eval.every if self.metric.startswith("eval/") else 1
+            found |= {at: level for at in range(0, until + 1, every) if at > view.iteration}  # it stays where it fell
+        return found
 
 
 def objective_values(results: Sequence[Result], names: Sequence[str]) -> tuple[float, ...] | None:

@@ -12,6 +12,7 @@ Vizier (Golovin et al. 2017).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,11 @@ def state_of(stages: Collection[Stage]) -> State:
     return "pruned" if "rests" in stages else "complete"
 
 
+def below(value: float, bound: float) -> bool:
+    """Whether a value lies below a bound by more than rounding: the mean of five times 0.2 need not be 0.2."""
+    return value < bound and not math.isclose(value, bound, rel_tol=1e-9, abs_tol=1e-12)
+
+
 @dataclass
 class Candidate:
     """One setting. ``rung``: the index of the rung that it was asked to reach, -1 before its first."""
@@ -62,8 +68,8 @@ class Results(Protocol):
     def level(self, trial: Trial, until: int) -> float | None:
         """The compared metric around iteration ``until``, larger is better; None without a finite value."""
 
-    def history(self, trial: Trial, until: int) -> list[float]:
-        """The compared metric at every evaluation up to ``until``, larger is better, finite ones only."""
+    def history(self, trial: Trial, until: int) -> dict[int, float]:
+        """Iteration -> the compared metric, up to ``until``; larger is better, finite ones only."""
 
 
 @dataclass
@@ -177,7 +183,7 @@ class Rounds:
             curves = [curve for c in others if (curve := self._curve(c, rung, candidate.seeds))]
             best = max(self._curve(candidate, rung, candidate.seeds), default=None)
             middle = statistics.median(map(statistics.fmean, curves)) if curves else 0.0
-            if len(curves) >= self.least and (best is None or best < middle):
+            if len(curves) >= self.least and (best is None or below(best, middle)):
                 candidate.ended = f"{BELOW_MEDIAN} of {len(curves)} other settings at iteration {self.rungs[rung]}"
                 self.record(candidate)
                 continue
@@ -194,7 +200,7 @@ class Rounds:
             mine = self._mean(candidate, last, candidate.seeds)
             rivals = [c for c in racing if c is not candidate and c.seeds >= candidate.seeds]
             best = max((self._mean(c, last, candidate.seeds) for c in rivals), default=mine)
-            if mine >= best - self.margin and mine > float("-inf"):
+            if mine > float("-inf") and not below(mine, best - self.margin):
                 candidate.seeds += 1
                 self.record(candidate)
                 return True
@@ -250,4 +256,5 @@ class Rounds:
         if not self._came(candidate, rung, seeds):
             return []
         histories = [self.results.history(trial, self.rungs[rung]) for trial in candidate.trials[:seeds]]
-        return [statistics.fmean(values) for values in zip(*histories, strict=False)]
+        shared = sorted(set.intersection(*map(set, histories)))
+        return [statistics.fmean(history[at] for history in histories) for at in shared]

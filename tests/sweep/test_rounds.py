@@ -30,9 +30,9 @@ class World:
     def level(self, trial: Any, until: int) -> float | None:
         return self.level_at(trial, until)
 
-    def history(self, trial: Any, until: int) -> list[float]:
-        values = [self.level_at(trial, i) for i in range(0, until + 1, 2)]
-        return [value for value in values if value is not None]
+    def history(self, trial: Any, until: int) -> dict[int, float]:
+        values = {at: self.level_at(trial, at) for at in range(0, until + 1, 2)}
+        return {at: value for at, value in values.items() if value is not None}
 
     def record(self, candidate: Candidate) -> None:
         self.asked.append((candidate.arm, candidate.rung, candidate.seeds))
@@ -470,3 +470,65 @@ def test_any_restart_decides_as_an_undisturbed_run(number: int) -> None:
         rounds.take()  # under way when the driver dies
         rest = play(build(world, rebuilt(world)), world)
         assert rest == straight[cut:], f"stopped after {cut} jobs"
+
+
+@pytest.mark.parametrize("level", [0.1, 0.2, 0.21])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_equal_settings_are_not_below_the_median(level: float, seeds: int) -> None:
+    """Rounding alone told them apart: at 0.2 throughout, 5 of 8 were ended. The rungs have 2 to 20 evaluations."""
+    world = World(lambda trial, until: level)
+    made = [candidate(name, seeds) for name in "abcdefgh"]
+    play(Rounds(made, tuple(range(2, 40, 2)), world, world.record, rule="median"), world)
+    assert [each.ended for each in made] == [None] * 8
+
+
+def test_what_lies_below_the_median_by_more_than_rounding_ends() -> None:
+    world = World(lambda trial, until: 0.2 - (trial.arm == "d") * 1e-6)
+    made = [candidate(name) for name in "abcd"]
+    play(Rounds(made, (4, 8), world, world.record, rule="median"), world)
+    assert [each.arm for each in made if each.ended] == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("best", "seeds", "margin"),
+    [(0.4, (0.1, 0.7), 0.0), (0.34, (0.29, 0.29), 0.05)],  # (0.1 + 0.7) / 2 and 0.34 - 0.05 are rounded: < 0.4, > 0.29
+)
+def test_rounding_keeps_nobody_from_its_next_seed(best: float, seeds: tuple[float, ...], margin: float) -> None:
+    world = World(lambda trial, until: (*seeds, 0.0)[trial.seed] if trial.arm == "b" else best)
+    made = [candidate("a", seeds=3, given=3), candidate("b", seeds=3, given=2)]
+    play(Rounds(made, (8,), world, world.record, margin=margin), world)
+    assert made[1].seeds == 3
+
+
+def test_a_seed_without_a_number_at_one_evaluation_keeps_its_place_at_the_others() -> None:
+    """d: 0.9, none, 0.1 and 0.1, 0.1, 0.9 at iterations 0, 2, 4: means of 0.5 at two of them. Moved up, the second
+    seed's 0.1 would stand beside the first one's 0.1."""
+    odd = {"d-0": {0: 0.9, 2: None, 4: 0.1}, "d-1": {0: 0.1, 2: 0.1, 4: 0.9}}
+    world = World(lambda trial, until: odd[trial.trial_id][until], came={"d-0": 4, "d-1": 4})
+    rounds = Rounds([candidate("d", seeds=2)], (4, 8), world, world.record, rule="median")
+    assert rounds._curve(rounds.candidates[0], 0, 2) == [0.5, 0.5]
+
+
+def test_an_ended_setting_is_still_compared_with() -> None:
+    """d is ended by three others. e (0.25) lies below the median of a, b, c (0.3), and at that of a, b, c, d: 0.25."""
+    levels = {"a": 0.4, "b": 0.3, "c": 0.2, "d": 0.1, "e": 0.25}
+    world = World(lambda trial, until: levels[trial.arm])
+    made = [candidate(name) for name in "abcde"]
+    play(Rounds(made, (4, 8), world, world.record, rule="median", least=3), world)
+    assert [each.arm for each in made if each.ended] == ["d"]
+
+
+@pytest.mark.parametrize(("least", "ended"), [(3, True), (4, False)])
+def test_a_setting_without_any_number_ends_once_there_is_enough_to_compare_with(least: int, ended: bool) -> None:
+    world = World(lambda trial, until: None if trial.arm == "d" else 0.0)
+    made = [candidate(name) for name in "abcd"]
+    play(Rounds(made, (4, 8), world, world.record, rule="median", least=least), world)
+    assert [each.arm for each in made if each.ended] == ["d"] * ended
+
+
+def test_controls_are_no_rivals_in_a_race() -> None:
+    """The control is 0.5 better, and has all its seeds; b, the only one that was proposed, gets its second."""
+    world = World(lambda trial, until: 0.9 if trial.arm == "z" else 0.4)
+    made = [candidate("z", seeds=2, fixed=True), candidate("b", seeds=2, given=1)]
+    play(Rounds(made, (8,), world, world.record, margin=0.05), world)
+    assert sorted(world.came) == ["b-0", "b-1", "z-0", "z-1"]
