@@ -16,7 +16,7 @@ from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.search import Known
 from ragen_lab.sweep.searched import found_in
-from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.spec import Sweep, load_sweep
 from tests.sweep import fake
 from tests.sweep.test_search import told
 
@@ -227,6 +227,30 @@ def test_a_setting_that_fails_at_its_extra_seed(
     page = SEARCH.replace("startup: 2", "startup: 2, first_seeds: 1, margin: 1")
     known = told_at_the_end(sweep_of(page, train__iterations=3), tmp_path / "home", drive, monkeypatch)
     assert [each.state for each in known] == ["failed"] * 3
+
+
+def test_what_another_sweep_has_computed_is_not_told(
+    sweep_of: Make, write: Callable[..., Path], drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders hold every setting to its end; one that rests at the first rung is worth what it was there."""
+    page = """
+base: base.yaml
+axes: {filter.keep_ratio: {low: 0.3, high: 1.0}}
+search: {kind: random, trials: 3}
+"""
+    drive(load_sweep(write(page, name="other"), {"track.mlflow": False, "train.iterations": 3}), tmp_path / "home")
+    heard: dict[str, list[Known]] = {"alone": [], "home": []}
+    before = compete.Competition.known
+    for home, each in heard.items():
+
+        def known(self: compete.Competition, each: list[Known] = each) -> list[Known]:
+            each += before(self)
+            return before(self)
+
+        monkeypatch.setattr(compete.Competition, "known", known)
+        drive(sweep_of(page + ASHA, train__iterations=3), tmp_path / home)
+    assert heard["home"] == heard["alone"]
+    assert ("pruned", 1) in [(each.state, each.step) for each in heard["home"]]
 
 
 # --- several objectives ---
