@@ -69,7 +69,7 @@ class Stream:
                 if not entry.running:
                     continue
                 rows = entry.tail.rows
-                first = min(self._told.get(trial_id, entry.began), len(rows))  # what was there before is no news
+                first = self._told.get(trial_id, entry.began)  # what was there before is no news
                 self._told[trial_id] = len(rows)
                 for row in rows[first:]:
                     success = row.get(SUCCESS)

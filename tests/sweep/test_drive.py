@@ -315,6 +315,10 @@ def test_gpus_are_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local.slots(1, 1) == ["0", "1", "2", "3"]
     assert local.slots(1, 2) == ["0,1", "2,3"]
     assert local.slots(2, 0.5) == ["0", "0", "1", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    assert local.slots(1, 2) == ["0,1"]  # the third device alone is too little for another trial
+    assert local.slots(1, 3) == ["0,1,2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.setattr(local, "memory", lambda: 20.0)
     assert local.slots(1, 0, memory_gb=8) == local.slots(1, 0, 5, memory_gb=8) == ["", ""]
     assert local.slots(1, 1, memory_gb=8) == ["0", "1"]

@@ -13,6 +13,7 @@ from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.stream import Stream
+from ragen_lab.track import trial_folder
 from tests.sweep.test_board import write_rows
 
 Make = Callable[..., Sweep]
@@ -88,6 +89,22 @@ def test_rows_that_were_there_are_no_news(sweep_of: Make, tmp_path: Path) -> Non
     stream.rows(board)
     stream.rows(board)
     assert [json.loads(line)["iteration"] for line in lines] == [3, 4]
+
+
+def test_rows_that_a_resume_has_taken_back_are_told_again(sweep_of: Make, tmp_path: Path) -> None:
+    sweep = sweep_of()
+    board = Board(make_plan(sweep, tmp_path), tmp_path)
+    lines: list[str] = []
+    stream = Stream(lines.append)
+    board.started(sweep.trials[0].trial_id)
+    for count in (5, 2, 4):
+        write_rows(tmp_path / "next", sweep, 0, count)
+        there, folder = (trial_folder(place, sweep.trials[0].trial_id) for place in (tmp_path, tmp_path / "next"))
+        there.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").replace(there / "metrics.jsonl")  # a new file, as a resume writes it
+        board.poll()
+        stream.rows(board)
+    assert [json.loads(line)["iteration"] for line in lines] == [0, 1, 2, 3, 4, 2, 3]
 
 
 def test_a_reader_that_went_away_ends_nothing() -> None:
