@@ -35,6 +35,12 @@ SMALL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a power cut asks for fsync, and no test cuts the power; fake sweeps waited for it half of their time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture(scope="session")
 def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home whose caches (warm starts, reference lines) are built once per test session."""
