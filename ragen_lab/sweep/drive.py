@@ -6,6 +6,7 @@ command goes on from there.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -408,7 +409,11 @@ class _Driver:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends a sweep as Ctrl-C does; only the main thread may say so."""
+    """SIGTERM ends a sweep as Ctrl-C does, and neither can be lost; only the main thread may say so.
+
+    Python drops an exception that is raised in a destructor or a callback of a weak reference, an interrupt too, which
+    may come at any moment: it is sent once more then.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -416,10 +421,18 @@ def _terminable() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def dropped(what: sys.UnraisableHookArgs) -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt):  # a moment later: what is raised in here is dropped as well
+            threading.Timer(0.05, _thread.interrupt_main, (signal.SIGTERM,)).start()
+        else:
+            hook(what)
+
+    before, hook = signal.signal(signal.SIGTERM, interrupt), sys.unraisablehook
+    sys.unraisablehook = dropped
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, before)
 
 
