@@ -69,7 +69,7 @@ def test_a_sweep_is_ended_from_elsewhere(
     _, errors = driver.communicate(timeout=60)
     assert told == {"sweep": "tested", "asked": action, "was_running": True, "ended": True}
     assert f"process {driver.pid} on" in said[0]
-    assert "To go on: ragen-lab again" in said[1]
+    assert f"To go on: ragen-lab sweep {file} --home {home} (first run elsewhere, as: ragen-lab again)" in said[1]
     assert driver.returncode == 130
     assert f"{'Stopped' if action == 'stop' else 'Paused'} from another terminal" in errors
     assert "repeat the same command: ragen-lab again" in errors

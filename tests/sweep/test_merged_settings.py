@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ragen_lab.errors import ConfigError
 from ragen_lab.sweep.design import Condition, applicable, merged
 from ragen_lab.sweep.spec import load_sweep
 from tests.sweep.test_design import names_of
@@ -38,7 +41,8 @@ def test_a_condition_on_a_switch_is_not_met_by_a_number() -> None:
     assert applicable(changes, epochs, {"optim.epochs": 1}) == {}
 
 
-def test_a_page_whose_condition_is_never_met_has_one_arm(write: Write) -> None:
+def test_a_page_whose_condition_is_no_value_of_its_knob_is_refused(write: Write) -> None:
     page = "base: base.yaml\naxes: {filter.keep_ratio: [1.0, 0.5]}\nwhen: {filter.keep_ratio: {prompt.think: %s}}\n"
     assert names_of(load_sweep(write(page % "true"))) == ["keep_ratio=1.0", "keep_ratio=0.5"]
-    assert len(load_sweep(write(page % "1")).arms) == 1
+    with pytest.raises(ConfigError, match=r"when\.filter\.keep_ratio\.prompt\.think: got 1"):
+        load_sweep(write(page % "1"))
