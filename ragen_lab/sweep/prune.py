@@ -52,7 +52,8 @@ class Pruned:
     @property
     def repeats(self) -> int:
         """Iterations that growing the trial repeats because of what is deleted."""
-        usable = {*self.keep, *self.delete} - set(self.damaged)
+        there = {*self.keep, *self.delete} - set(self.damaged)
+        usable = {iteration for iteration in there if iteration <= self.iteration}  # without its row it is of no use
         return max(usable, default=0) - max(self.keep, default=0)
 
 
@@ -169,12 +170,12 @@ def _decide(folder: Path, subject: _Subject, keep: Sequence[str]) -> Pruned:
     longest = max(range(len(views)), key=lambda i: len(views[i].rows))
     cfg, judged = subject.configs[longest], views[longest].rows
     unfinished = subject.asked and not all(view.done for view in views)
-    policies = [*keep, "last"] if unfinished else list(keep)
+    others = [policy for policy in keep if policy != "last"]
     damaged: set[int] = set()
     while True:
         usable = [iteration for iteration in sorted(there) if iteration < len(rows) and iteration not in damaged]
-        stay = worth_keeping(judged, usable, keep, cfg.detect.vote_window)
-        if "last" in policies:  # of all rows there are, not only of those that a sweep sees
+        stay = worth_keeping(judged, usable, others, cfg.detect.vote_window)
+        if unfinished or "last" in keep:  # of all rows there are, not only of those that a sweep sees
             stay |= set(usable[-1:])
         found = {iteration for iteration in stay if damage(there[iteration]) is not None}
         if not found:

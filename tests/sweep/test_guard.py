@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from ragen_lab.locks import locked
 from ragen_lab.sweep.drive import Finished
-from ragen_lab.sweep.guard import KILLED_FILE, Limits, Overdue, last_words, resident
+from ragen_lab.sweep.guard import KILLED_FILE, STAGE_FILE, Limits, Overdue, last_words, resident
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import record_failure, run_trial
@@ -128,6 +129,20 @@ def test_a_stopped_process_is_ended_from_outside(tmp_path: Path, monkeypatch: py
     assert overdue.late
     assert [file.name for file in tmp_path.iterdir()] == [METRICS_FILE]  # the folder may be another worker's by now
     assert not Overdue(tmp_path, Limits())()
+
+
+def test_a_long_warm_start_is_not_overdue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes no row for hours, but says where it is."""
+    now = [1000.0]
+    monkeypatch.setattr("ragen_lab.sweep.guard.time.monotonic", lambda: now[0])
+    overdue = Overdue(tmp_path, Limits(hang_minutes=1.0))
+    for step in range(4):
+        now[0] += 119  # of the 120 seconds: 1.5 minutes and what a fresh process needs to start
+        (tmp_path / STAGE_FILE).write_text("{}")
+        os.utime(tmp_path / STAGE_FILE, (step, step))
+        assert not overdue()
+    now[0] += 121
+    assert overdue()
 
 
 def test_a_stopped_worker_is_told_as_hung(

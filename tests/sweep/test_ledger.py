@@ -10,6 +10,10 @@ import pytest
 from ragen_lab.errors import HomeError
 from ragen_lab.sweep.ledger import Ledger
 
+RECORD = {"name": "s", "file": "f", "findings": "[]", "warnings": "[]", "command": "", "created": 0, "updated": 0}
+ROW = {"trial_id": "t", "config_id": "c", "arm": "a", "seed": 0, "iterations": 8, "on_collapse": "stop",
+       "config": "{}"}  # fmt: skip
+
 
 def test_a_full_disk_says_so_and_the_ledger_goes_on(tmp_path: Path) -> None:
     """SQLite rolls back by itself when the disk is full: our own rollback must not hide that."""
@@ -64,13 +68,19 @@ def test_a_trial_adopted_again_is_as_where_it_came_further(tmp_path: Path) -> No
     """First from a home of an older version, which knows nothing of schedulers; then ended there; then promoted; and a
     home that is behind changes nothing."""
     ledger = Ledger(tmp_path)
-    record = {"name": "s", "file": "f", "findings": "[]", "warnings": "[]", "command": "", "created": 0, "updated": 0}
-    row = {"trial_id": "t", "config_id": "c", "arm": "a", "seed": 0, "iterations": 8, "on_collapse": "stop",
-           "config": "{}"}  # fmt: skip
     told = []
     for until, at in ((None, None), (2, 2), (4, None), (2, 2), (4, 4), (4, None)):
         known = {} if until is None else {"until": until, "pruned_at": at, "pruned_why": at and "why"}
-        assert ledger.adopt(record, [{**row, **known}]) == 1
+        assert ledger.adopt(RECORD, [{**ROW, **known}]) == 1
         told.append(tuple(ledger._read("SELECT until, pruned_at, pruned_why FROM runs").fetchone()))
     assert told == [(None, None, None), (2, 2, "why"), (4, None, None), (4, None, None), (4, 4, "why"), (4, 4, "why")]
+    ledger.close()
+
+
+def test_a_trial_that_has_left_is_not_called_back_by_a_home_that_came_further(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.adopt(RECORD, [{**ROW, "until": 2}])
+    ledger._database.execute("UPDATE sweep_trials SET left_at = 1.0")
+    assert ledger.adopt(RECORD, [{**ROW, "until": 4}]) == 0
+    assert ledger.left("s") == {"t"}
     ledger.close()

@@ -42,6 +42,14 @@ def files_of(home: Path) -> dict[str, int]:
     }
 
 
+def set_success(home: Path, trial: str, at: int) -> None:
+    """Make the checkpoint of an iteration the best one."""
+    path = trial_folder(home, trial) / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[at]["eval/success"] = 0.99
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_told_first_with_its_bytes(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
     home, sweep = tmp_path / "home", sweep_of(**MANY)
     drive(sweep)
@@ -111,10 +119,7 @@ def test_what_a_resume_needs_stays(sweep_of: Make, drive: Drive, tmp_path: Path)
     bad = sweep.trials[0].trial_id
     (home / f"fail-{bad}").write_text("9")
     drive(sweep)
-    path = trial_folder(home, bad) / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[0]["eval/success"] = 0.99  # the best one is not the last
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    set_success(home, bad, 0)  # the best one is not the last
     (entry, _) = prune(home, "tested", ["best"], delete=True)
     assert (entry.trial_id, entry.keep, entry.repeats) == (bad, (0, 2), 0)
     (home / f"fail-{bad}").unlink()
@@ -144,13 +149,69 @@ def test_a_damaged_checkpoint_is_never_the_one_that_stays(sweep_of: Make, drive:
     last, folder = list_checkpoints(trial_folder(home, mine))[-1]
     (folder / "state").write_text("half")
     (entry, _) = prune(home, "tested", ["last"], delete=True)
-    assert (entry.keep, entry.damaged) == ((last - 1,), (last,))
+    assert (entry.keep, entry.damaged, entry.repeats) == ((last - 1,), (last,), 0)  # nothing could have used it
     assert points(home, sweep)[mine] == [last - 1]
     assert f"damaged: {last}" in describe(["last"], [entry], True)
     for _, left in list_checkpoints(trial_folder(home, mine)):
         (left / "state").write_text("half")
     (entry, _) = prune(home, "tested", ["last"], delete=True)
-    assert (entry.keep, entry.delete) == ((), (last - 1,))
+    assert (entry.keep, entry.delete, entry.repeats) == ((), (last - 1,), 0)
+
+
+@pytest.mark.parametrize("name", ["a-longer-one", "whole"])  # before and behind the shorter one in the ledger
+def test_the_best_is_judged_on_the_rows_of_the_longest_sweep(
+    sweep_of: Make, drive: Drive, tmp_path: Path, name: str
+) -> None:
+    """Two sweeps of 8 and 14 iterations share the trial; its best is at 12, which the shorter one does not see."""
+    home, one = tmp_path / "home", {**MANY, "seeds": 1, "axes.filter.keep_ratio": [1.0], "on_collapse": "continue"}
+    drive(sweep_of(**one))
+    drive(sweep_of(**one, name=name, train__iterations=14))
+    set_success(home, sweep_of(**one).trials[0].trial_id, 12)
+    (entry,) = prune(home, "tested", ["best"])
+    assert (entry.iteration, entry.keep, entry.repeats) == (14, (12,), 2)
+
+
+def test_the_last_is_the_last_of_all_rows(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """The page asks for 8 iterations now; the 12 that were computed once are there all the same."""
+    home, one = tmp_path / "home", {**MANY, "seeds": 1, "axes.filter.keep_ratio": [1.0]}
+    drive(sweep_of(**one, train__iterations=12))
+    drive(sweep_of(**one))
+    (entry,) = prune(home, "tested", ["last"])
+    assert (entry.iteration, entry.keep, entry.delete, entry.repeats) == (12, (12,), tuple(range(12)), 0)
+
+
+def test_a_checkpoint_without_its_row_is_no_way_on(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """Whole, but of an iteration that the rows do not reach: nothing resumes from it, so it neither stays nor counts
+    for what growing repeats."""
+    home = tmp_path / "home"
+    home.mkdir()
+    sweep = sweep_of(**MANY, seeds=1, **{"axes.filter.keep_ratio": [1.0]})
+    (mine,) = (trial.trial_id for trial in sweep.trials)
+    (home / f"fail-{mine}").write_text("9")
+    drive(sweep, workers=0)
+    set_success(home, mine, 0)
+    folder = trial_folder(home, mine) / "checkpoints"
+    shutil.copytree(folder / "00000002", folder / "00000099")
+    (entry,) = prune(home, "tested", ["best"], delete=True)
+    assert (entry.keep, entry.delete, entry.repeats) == ((0, 2), (1, 99), 0)
+    (home / f"fail-{mine}").unlink()
+    drive(sweep)
+    assert set(calls(home).values()) == {1}
+
+
+def test_an_unfinished_trial_of_no_sweep_needs_no_way_on(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    sweep = sweep_of(**MANY, seeds=1)
+    bad = sweep.trials[0].trial_id
+    (home / f"fail-{bad}").write_text("9")
+    drive(sweep, workers=0)
+    set_success(home, bad, 0)
+    kept = {entry.trial_id: entry.keep for entry in prune(home, None, ["best"])}
+    assert kept[bad] == (0, 2)
+    drive(sweep_of(**MANY, seeds=1, **{"axes.filter.keep_ratio": [0.25]}))
+    (entry,) = [entry for entry in prune(home, None, ["best"]) if entry.trial_id == bad]
+    assert (entry.name, entry.keep, entry.delete) == ("in no sweep now", (0,), (1, 2))
 
 
 def test_trials_under_way_are_left_alone(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ragen_lab.locks import is_locked, locked
 from ragen_lab.runs import from_home
 from ragen_lab.sweep import transfer
 from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.transfer import Transfer, as_json, bring, describe, plan_import
@@ -115,6 +116,98 @@ def test_what_differs_is_refused_and_not_touched(sweep_of: Make, drive: Drive, t
     after = tree(home / "trials")
     assert {name: data for name, data in after.items() if name in before} == before
     assert rows_of(home).keys() == {trial.trial_id for trial in sweep.trials}
+
+
+def part_ways(home: Path, trial: str, at: int, length: int) -> None:
+    """Give a trial another number at an iteration, and so many rows."""
+    file = trial_folder(home, trial) / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[at]["train/noise"] = 2.0
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:length]))
+
+
+@pytest.mark.parametrize("length", [5, 9])
+def test_a_shorter_or_equal_one_that_differs_is_refused_too(
+    sweep_of: Make, tmp_path: Path, other: Path, length: int
+) -> None:
+    home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
+    shutil.copytree(other, home)
+    part_ways(other, trial, 3, length)
+    (refused,) = plan_import(home, other).refused
+    assert refused.trial_id == trial
+    assert "differ at iteration 3 in train/noise" in refused.about
+
+
+def test_what_has_changed_since_it_was_planned_is_looked_at_again(
+    sweep_of: Make, drive: Drive, tmp_path: Path, other: Path
+) -> None:
+    home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
+    drive(sweep_of(train__iterations=4, name="short"), home)
+    planned = plan_import(home, other)
+    assert planned.arrivals[0].action == "replace"
+    part_ways(other, trial, 3, 9)
+    before = tree(trial_folder(home, trial))
+    (refused,) = bring(home, planned).refused
+    assert (refused.trial_id, "differ at iteration 3 in train/noise" in refused.about) == (trial, True)
+    assert tree(trial_folder(home, trial)) == before
+
+
+def test_a_folder_of_ours_that_is_not_what_it_says(sweep_of: Make, tmp_path: Path, other: Path) -> None:
+    """Nothing is put into it, although theirs is the longer one."""
+    home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
+    shutil.copytree(other, home)
+    folder = trial_folder(home, trial)
+    (folder / "config.json").write_text('{"trial_id": ')
+    (folder / "metrics.jsonl").write_text("")
+    before = tree(folder)
+    found = imported(home, other)
+    assert [each.about for each in found.refused] == [
+        "the folder of this name here is at fault: its config.json is missing or cut short"
+    ]
+    assert tree(folder) == before
+
+
+def test_nobody_begins_on_a_trial_there_while_it_is_copied(
+    sweep_of: Make, tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragen_lab.locks._A_LOOK", 0.0)
+    copy, told = transfer._copy, []
+
+    def watched(theirs: Path, arriving: Path, damaged: Any) -> None:
+        with pytest.raises(TrialLocked, match="worked on by a process that copies it"), locked(theirs / "lock"):
+            pass
+        told.append(theirs.name)
+        copy(theirs, arriving, damaged)
+
+    monkeypatch.setattr(transfer, "_copy", watched)
+    assert actions(imported(tmp_path / "home", other)) == ["copy"] * 4
+    assert sorted(told) == sorted(trial.trial_id for trial in sweep_of().trials)
+
+
+def test_two_imports_at_once(tmp_path: Path, other: Path) -> None:
+    home = tmp_path / "home"
+    planned = plan_import(home, other)
+    with locked(home / "import.lock"), pytest.raises(TrialLocked, match="this import is being worked on"):
+        bring(home, planned)
+    assert not list((home / "trials").iterdir())
+    assert actions(bring(home, planned)) == ["copy"] * 4
+
+
+def test_what_a_killed_worker_was_doing_does_not_come(sweep_of: Make, tmp_path: Path, other: Path) -> None:
+    home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
+    (trial_folder(other, trial) / STAGE_FILE).write_text('{"stage": "warm start", "step": 1, "steps": 2}')
+    imported(home, other)
+    assert (trial_folder(home, trial) / "metrics.jsonl").exists()
+    assert not (trial_folder(home, trial) / STAGE_FILE).exists()
+
+
+def test_an_arm_that_has_left_our_sweep_stays_left(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(other, home)
+    drive(sweep_of(**{"axes.filter.keep_ratio": [1.0]}), home)
+    found = imported(home, other)
+    assert (actions(found), found.sweeps) == (["keep"] * 4, {"tested": 2})
+    assert [(run.arm, run.seed) for run in from_home(home, "tested")] == [("keep_ratio=1.0", 0), ("keep_ratio=1.0", 1)]
 
 
 def test_times_and_alarms_are_no_difference(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:

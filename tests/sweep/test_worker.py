@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragen_lab.errors import ConfigError
+from ragen_lab.errors import ConfigError, TrialLocked
 from ragen_lab.locks import locked
 from ragen_lab.runs import look
+from ragen_lab.sweep import worker
 from ragen_lab.sweep.estimate import known_in
 from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.ledger import Ledger
@@ -129,15 +132,18 @@ def test_pitfall_19_a_kept_process_equals_a_fresh_one(sweep_of: Make, tmp_path: 
     assert rows_of(kept) == rows_of(alone)
     noisy = replace(kept, trainer="tests.sweep.test_worker:litter", home=str(tmp_path / "litter"))
     (tmp_path / "litter").mkdir()
-    before = Path.cwd()
+    before, level, handlers = Path.cwd(), logging.root.level, list(logging.root.handlers)
     run_trial(noisy)
     assert "LEFT_BEHIND" not in os.environ
     assert Path.cwd() == before
+    assert (logging.root.level, logging.root.handlers) == (level, handlers)
 
 
 def litter(*args: object) -> None:
     os.environ["LEFT_BEHIND"] = "yes"
     os.chdir("/")
+    logging.root.setLevel(logging.root.level + 7)
+    logging.root.addHandler(logging.NullHandler())
     raise RuntimeError("that was all")
 
 
@@ -167,6 +173,32 @@ def test_a_trial_that_another_process_holds(sweep_of: Make, tmp_path: Path) -> N
     assert result.status == "pending"
     assert f"process {os.getpid()}" in (result.error or "")
     assert not calls(tmp_path)
+
+
+@pytest.mark.parametrize("grows", [2, 0])
+def test_another_process_is_waited_for_as_long_as_its_metrics_grow(
+    sweep_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: int
+) -> None:
+    """Two waits in which rows come, then the lock is free; or one wait without a row, and it is given up."""
+    request, waits = request_of(sweep_of(), tmp_path), []
+    folder = trial_folder(tmp_path, request.trial_id)
+    folder.mkdir(parents=True)
+
+    @contextmanager
+    def held(file: Path, wait: float = 0.0) -> Iterator[None]:
+        waits.append((file, wait))
+        assert len(waits) < 5  # nobody waits for ever
+        if len(waits) > grows > 0:
+            yield
+            return
+        if grows:
+            (folder / METRICS_FILE).touch()
+            os.utime(folder / METRICS_FILE, (len(waits), len(waits)))
+        raise TrialLocked("this trial is being worked on")
+
+    monkeypatch.setattr(worker, "locked", held)
+    assert run_trial(request).status == ("finished" if grows else "pending")
+    assert waits == [(folder / LOCK_FILE, 0.2)] * (grows + 1)
 
 
 def test_a_trainer_that_stops_short_is_no_success(sweep_of: Make, tmp_path: Path) -> None:
