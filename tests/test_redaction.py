@@ -106,7 +106,7 @@ def test_secrets_are_taken_out(text: str, secret: str, kept: str) -> None:
         f'monkey="{HEX}"',
         f"commit {HEX}",
         f'"commit": "{HEX}", "packages": "packages-0123456789.txt"',
-        "PWD=/work/main OLDPWD=/work",
+        "PWD=/home/me/project OLDPWD=/home/me",
         "forward_pass=True, second_pass = 3",
         "bypass=yes; compass: north",
         "http://127.0.0.1:5000/#/experiments",
