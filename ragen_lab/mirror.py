@@ -23,6 +23,7 @@ from ragen_lab.errors import ConfigError, TrackingError
 from ragen_lab.locks import locked
 from ragen_lab.mirror_traces import delete_traces, write_traces
 from ragen_lab.redaction import redact
+from ragen_lab.sections import URI_SCHEMES
 from ragen_lab.track import Row, read_system, read_trajectories
 
 if TYPE_CHECKING:  # runs.py reads what this file writes, so the import may not be mutual at run time
@@ -102,16 +103,13 @@ def metric_from_mlflow(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) == _BIGGEST else value
 
 
-_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "uc")
-
-
 def uri_fault(uri: str) -> str | None:
     """Why ``uri`` can never be an MLflow server or database, whatever is running there; None where it can."""
     scheme = uri.partition(":")[0].partition("+")[0].lower() if ":" in uri else "databricks" * (uri == "databricks")
     plugins = [point.name for point in entry_points(group="mlflow.tracking_store")]
     if scheme in ("http", "https") and not urlsplit(uri).netloc:
         why = "has no host name"
-    elif scheme in _SCHEMES or scheme in plugins:
+    elif scheme in URI_SCHEMES or scheme in plugins:
         return None
     elif scheme in ("", "file"):
         why = "is a folder, in which MLflow no longer keeps runs"
@@ -119,7 +117,7 @@ def uri_fault(uri: str) -> str | None:
         why = f"begins with {scheme!r}, which MLflow does not know"
     return (
         f"{redact(uri)!r} {why}. Allowed: http://HOST:PORT, https://HOST, sqlite:////folder/mlflow.db or another "
-        f"database ({', '.join(_SCHEMES[3:6])})."
+        f"database ({', '.join(URI_SCHEMES[3:6])})."
     )
 
 

@@ -137,10 +137,21 @@ def pruned_trials(home: Path, sweep: str) -> dict[str, tuple[int, str]]:
     with reading_ledger(home) as ledger:
         if "pruned_at" not in {column["name"] for column in ledger.execute("PRAGMA table_info(runs)")}:
             return {}  # a ledger of an older version, which only the next sweep brings up to date
-        rows = ledger.execute(
-            "SELECT trial_id, pruned_at, pruned_why FROM runs WHERE sweep = ? AND pruned_at IS NOT NULL", (sweep,)
-        ).fetchall()
-    return {row["trial_id"]: (row["pruned_at"], row["pruned_why"]) for row in rows}
+        return pruned_of(ledger, sweep)
+
+
+def pruned_of(ledger: sqlite3.Connection, sweep: str) -> dict[str, tuple[int, str]]:
+    """``pruned_trials`` of an open ledger of the present version."""
+    query = "SELECT trial_id, pruned_at, pruned_why FROM runs WHERE sweep = ? AND pruned_at IS NOT NULL"
+    return {row["trial_id"]: (row["pruned_at"], row["pruned_why"]) for row in ledger.execute(query, (sweep,))}
+
+
+def all_proposals(ledger: sqlite3.Connection, sweep: str) -> list[dict[str, Any]]:
+    """Those of every search that a sweep has had; none in a ledger of an older version."""
+    if ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'proposals'").fetchone() is None:
+        return []
+    query = "SELECT * FROM proposals WHERE sweep = ? ORDER BY search, number"
+    return [dict(row) for row in ledger.execute(query, (sweep,))]
 
 
 def _with_flags(row: Row, flags: Mapping[str, float]) -> Row:
@@ -152,6 +163,11 @@ def look(folder: Path, cfg: RunConfig) -> View:
     if not folder.is_dir():
         return View(False, "pending")
     return view_of(read_rows(folder / METRICS_FILE), cfg, read_done(folder), is_locked(folder / LOCK_FILE))
+
+
+def seen(home: Path, trial_id: str, cfg: RunConfig, pruned: Mapping[str, tuple[int, str]]) -> View:
+    """The view that a sweep has of a trial: ``look``, ended where its scheduler ended it (``pruned_trials``)."""
+    return ended_at(look(trial_folder(home, trial_id), cfg), *pruned.get(trial_id, (None, None)))
 
 
 def durable(view: View, folder: Path) -> View:
@@ -244,7 +260,7 @@ def from_home(home: Path, sweep: str) -> RunTable:
     for entry in entries:
         cfg = RunConfig.model_validate(json.loads(entry["config"]))
         folder = trial_folder(home, entry["trial_id"])
-        view = durable(ended_at(look(folder, cfg), *pruned.get(entry["trial_id"], (None, None))), folder)
+        view = durable(seen(home, entry["trial_id"], cfg, pruned), folder)
         runs.append(run_of(view, cfg, sweep, entry["arm"], read_provenance(folder), entry["mlflow_run_id"]))
     return RunTable(tuple(runs))
 

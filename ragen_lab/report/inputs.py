@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 from ragen_lab.report.parts import page_parts
-from ragen_lab.runs import reading_ledger
+from ragen_lab.runs import all_proposals, reading_ledger
 from ragen_lab.track import DONE_FILE, METRICS_FILE, PROVENANCE_FILE, trial_folder
 
 _OF_TRIAL = (METRICS_FILE, DONE_FILE, PROVENANCE_FILE)
@@ -41,11 +40,7 @@ def _parts(home: Path, sweep: str) -> Iterator[bytes]:
         known = dict(of_sweep) if of_sweep else {}
         yield _text({key: known.get(key) for key in _OF_SWEEP})
         yield _text([dict(row) for row in asked])
-        try:
-            proposals = ledger.execute("SELECT * FROM proposals WHERE sweep = ? ORDER BY search, number", (sweep,))
-            yield _text([dict(row) for row in proposals])
-        except sqlite3.OperationalError:  # a ledger of a version without searches
-            yield b"no proposals"
+        yield _text(all_proposals(ledger, sweep))
     for row in asked:
         folder = trial_folder(home, row["trial_id"])
         for name in _OF_TRIAL:

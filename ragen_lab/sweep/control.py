@@ -21,7 +21,7 @@ from typing import Any
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.locks import is_locked
-from ragen_lab.runs import ended_at, look, pruned_trials, reading_ledger, sweep_record
+from ragen_lab.runs import pruned_trials, reading_ledger, seen, sweep_record
 from ragen_lab.sweep.board import SUCCESS, duration, last_value, plural
 from ragen_lab.sweep.estimate import recent_pace
 from ragen_lab.track import LOCK_FILE, number_to_json, read_json, trial_folder, write_json
@@ -252,7 +252,7 @@ def status_of(home: Path, sweep: str) -> dict[str, Any]:
         entries = ledger.execute("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (sweep,)).fetchall()
     holder = holder_of(lock_of(home, sweep))
     pruned = pruned_trials(home, sweep)
-    trials = [_trial(home, entry, *pruned.get(entry["trial_id"], (None, None))) for entry in entries]
+    trials = [_trial(home, entry, pruned) for entry in entries]
     done = sum(trial["done"] for trial in trials)
     return {
         "sweep": sweep,
@@ -279,10 +279,10 @@ def _state(home: Path, sweep: str, holder: Holder | None, done: bool) -> str:
     return "running"
 
 
-def _trial(home: Path, entry: Any, pruned_at: int | None, pruned_why: str | None) -> dict[str, Any]:
+def _trial(home: Path, entry: Any, pruned: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
     cfg = RunConfig.model_validate_json(entry["config"])
     folder = trial_folder(home, entry["trial_id"])
-    view = ended_at(look(folder, cfg), pruned_at, pruned_why)
+    view = seen(home, entry["trial_id"], cfg, pruned)
     holder = None if view.done else holder_of(folder / LOCK_FILE)
     success = last_value(view.rows, SUCCESS)
     pace = recent_pace(view.rows, cfg)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError
 from ragen_lab.locks import locked
-from ragen_lab.runs import LEDGER_FILE, ledger_error
+from ragen_lab.runs import LEDGER_FILE, ledger_error, pruned_of
 from ragen_lab.sweep.neighbours import leaving
 from ragen_lab.sweep.spec import Sweep, Trial
 from ragen_lab.track import TRIALS_FOLDER
@@ -81,14 +81,6 @@ def proposals_of(ledger: sqlite3.Connection, sweep: str, search: str) -> list[di
     """The proposals of one search, in order."""
     query = "SELECT * FROM proposals WHERE sweep = ? AND search = ? ORDER BY number"
     return [dict(row) for row in ledger.execute(query, (sweep, search))]
-
-
-def all_proposals(ledger: sqlite3.Connection, sweep: str) -> list[dict[str, Any]]:
-    """Those of every search that a sweep has had; none in a ledger of an older version."""
-    if ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'proposals'").fetchone() is None:
-        return []
-    query = "SELECT * FROM proposals WHERE sweep = ? ORDER BY search, number"
-    return [dict(row) for row in ledger.execute(query, (sweep,))]
 
 
 class Ledger:
@@ -282,8 +274,7 @@ class Ledger:
 
     def pruned(self, sweep: str) -> dict[str, tuple[int, str]]:
         """Trial id -> (iteration, why) of the trials that the scheduler has ended."""
-        query = "SELECT trial_id, pruned_at, pruned_why FROM runs WHERE sweep = ? AND pruned_at IS NOT NULL"
-        return {row["trial_id"]: (row["pruned_at"], row["pruned_why"]) for row in self._read(query, (sweep,))}
+        return pruned_of(self._database, sweep)
 
     def prune(self, sweep: str, ended: Mapping[str, tuple[int, str]]) -> None:
         """Say which trials the scheduler has ended: trial id -> (iteration, why). All others of the sweep are not."""

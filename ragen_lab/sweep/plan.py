@@ -9,14 +9,13 @@ from pathlib import Path
 
 from ragen_lab.config import steps_per_iteration
 from ragen_lab.errors import ConfigError
-from ragen_lab.runs import View, ended_at, look, pruned_trials
+from ragen_lab.runs import View, pruned_trials, seen
 from ragen_lab.sweep.estimate import Estimate, Known, estimates, known_in
 from ragen_lab.sweep.growth import horizon_notes
 from ragen_lab.sweep.lint import lint
 from ragen_lab.sweep.neighbours import Left, Neighbours, neighbours_of
 from ragen_lab.sweep.rules import Note
 from ragen_lab.sweep.spec import Sweep, Trial
-from ragen_lab.track import trial_folder
 
 
 @dataclass(frozen=True)
@@ -89,12 +88,8 @@ def make_plan(sweep: Sweep, home: Path) -> Plan:
     Raises ConfigError for an accepted warning that is not there, HomeError for a home that cannot be read.
     """
     pruned = pruned_trials(home, sweep.name)
-
-    def seen(trial: Trial) -> View:
-        view = look(trial_folder(home, trial.trial_id), trial.cfg)
-        return ended_at(view, *pruned.get(trial.trial_id, (None, None)))
-
-    plan = _bare_plan(sweep, seen, neighbours_of(sweep, home))
+    near = neighbours_of(sweep, home)
+    plan = _bare_plan(sweep, lambda trial: seen(home, trial.trial_id, trial.cfg, pruned), near)
     unseen = [planned.trial for planned in plan.trials if not planned.view.rows]
     grown = tuple(Note("page", text) for text in horizon_notes(unseen, home))
     plan = replace(plan, notes=(*plan.notes, *grown))

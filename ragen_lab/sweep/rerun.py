@@ -11,7 +11,7 @@ from pathlib import Path
 from ragen_lab.config import suggest
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.locks import locked
-from ragen_lab.runs import ended_at, look, pruned_trials, reading_ledger
+from ragen_lab.runs import pruned_trials, reading_ledger, seen
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import plural
 from ragen_lab.sweep.ledger import Ledger
@@ -56,14 +56,7 @@ def chosen(sweep: Sweep, home: Path, what: str) -> list[Trial]:
     """The trials that ``--rerun what`` names. Raises ConfigError where it names nothing."""
     if what in STATES:
         pruned = pruned_trials(home, sweep.name)
-        found = [
-            trial
-            for trial in sweep.trials
-            if ended_at(
-                look(trial_folder(home, trial.trial_id), trial.cfg), *pruned.get(trial.trial_id, (None, None))
-            ).status
-            == what
-        ]
+        found = [trial for trial in sweep.trials if seen(home, trial.trial_id, trial.cfg, pruned).status == what]
         if not found:
             raise ConfigError("--rerun", [f"no trial of {sweep.name} has {what}. Leave out --rerun to go on with it."])
         return found

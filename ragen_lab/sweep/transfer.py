@@ -22,12 +22,12 @@ from pydantic import ValidationError
 from ragen_lab.config import RunConfig, suggest
 from ragen_lab.errors import ConfigError, HomeError, TrialLocked
 from ragen_lab.locks import is_locked, locked
-from ragen_lab.runs import reading_ledger
+from ragen_lab.runs import all_proposals, reading_ledger
 from ragen_lab.sections import SCHEMA_VERSION
 from ragen_lab.sweep.board import plural
 from ragen_lab.sweep.control import home_option, lock_of
 from ragen_lab.sweep.guard import STAGE_FILE
-from ragen_lab.sweep.ledger import Ledger, all_proposals
+from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.prune import bytes_of, size
 from ragen_lab.sweep.rerun import first_difference
 from ragen_lab.track import (
