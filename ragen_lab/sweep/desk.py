@@ -68,7 +68,8 @@ class Desk:
     """Requests out, results in. Used by one thread.
 
     ``most``: trials that may be started in this call, whatever becomes of them; None = no bound. ``resting``: whether
-    nothing more is to be begun, because the sweep is being paused.
+    nothing more is to be begun, because the sweep is being paused. ``check`` raises KeyboardInterrupt where the user's
+    came to nothing.
     """
 
     source: Source
@@ -76,6 +77,7 @@ class Desk:
     on_event: Callable[[Event], None]
     most: int | None = None
     resting: Callable[[], bool] = lambda: False
+    check: Callable[[], None] = lambda: None
     _retries: dict[str, Retries] = field(default_factory=dict)
     _again: list[tuple[float, TrialRequest]] = field(default_factory=list)
     _begun: set[str] = field(default_factory=set)
@@ -91,6 +93,7 @@ class Desk:
         ``free``: workers without a trial, the one that asks among them. A failed trial that waits for its next attempt
         keeps one of them where choices depend on results: one made before its result is in would be another one.
         """
+        self.check()
         if self.resting():
             return None
         for place, (due, request) in enumerate(self._again):

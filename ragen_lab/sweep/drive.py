@@ -6,14 +6,11 @@ command goes on from there.
 
 from __future__ import annotations
 
-import _thread
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +30,7 @@ from ragen_lab.sweep.budget import Budget
 from ragen_lab.sweep.compete import Competition, search_record, with_proposals
 from ragen_lab.sweep.desk import Desk, Event, InOrder, Job, Source
 from ragen_lab.sweep.guard import Limits
+from ragen_lab.sweep.interrupts import Interrupts, held, terminable
 from ragen_lab.sweep.last_words import last_words
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.mirroring import Mirroring, mlflow_uri
@@ -99,20 +97,23 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
     )
     ledger = Ledger(home)
     try:
-        with _terminable(), locked(control.lock_of(home, sweep.name), what="sweep"), last_words(farewell):
+        lock = locked(control.lock_of(home, sweep.name), what="sweep")
+        with terminable() as interrupts, lock, last_words(farewell):
             whole = with_proposals(sweep, home)
             aside = None
             if options.rerun is not None:
                 aside = rerun.set_aside(whole, home, options.rerun, ledger, here=options.address is None)
-            return _Driver(whole, options, home, ledger, console).run(aside)
+            return _Driver(whole, options, home, ledger, console, interrupts).run(aside)
     finally:
         ledger.close()
 
 
 class _Driver:
-    def __init__(self, sweep: Sweep, options: Options, home: Path, ledger: Ledger, console: Console) -> None:
+    def __init__(
+        self, sweep: Sweep, options: Options, home: Path, ledger: Ledger, console: Console, interrupts: Interrupts
+    ) -> None:
         self.sweep, self.options, self.home = sweep, options, home
-        self.ledger, self.console = ledger, console
+        self.ledger, self.console, self.interrupts = ledger, console, interrupts
         self.plan = make_plan(sweep, home)
         self.board = Board(self.plan, home)
         self.stream = Stream(options.events)
@@ -168,7 +169,9 @@ class _Driver:
                 self.say(rerun.compared(entry, self.home))
             if self.options.report and not self.interrupted:
                 report = self._report()
+            self.interrupts.check()
         except KeyboardInterrupt:  # a second one, or one after the training: the rest is left to the next call
+            self.interrupts.heard()
             self.interrupted = True
         return self._finish(mirror, report)
 
@@ -229,14 +232,23 @@ class _Driver:
                 pause=str(self.listener.pause),
             )
 
-        desk = Desk(source, request, self._event, most=self.sweep.budget.trials, resting=self._resting)
+        desk = Desk(
+            source,
+            request,
+            self._event,
+            most=self.sweep.budget.trials,
+            resting=self._resting,
+            check=self.interrupts.check,
+        )
         live = self.console.is_terminal and not in_process
         budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.listener.end_now)
         try:
             told = lambda: self.stream.rows(self.board)  # noqa: E731
             with Follower(self.board, self.console, live, on_poll=told), budget, self.listener:
                 self._engine(desk)
+            self.interrupts.check()
         except KeyboardInterrupt:
+            self.interrupts.heard()
             self.interrupted = budget.spent is None  # which ends a trial of this process in the same way
         if self.listener.action is not None:
             self.interrupted = not all(entry.view.done for entry in self.board.entries.values())
@@ -257,7 +269,8 @@ class _Driver:
         sweep, options = self.sweep, self.options
         resources: Any = {"cpus": sweep.cpus, "gpus": sweep.gpus, "memory_gb": sweep.memory_gb}
         if options.engine == "ray":
-            from ragen_lab.sweep import tune
+            with held():
+                from ragen_lab.sweep import tune
 
             tune.run(desk, self.stop, **resources, address=options.address)
             return
@@ -368,7 +381,7 @@ class _Driver:
             self.say(f"MLflow: {command if own else redact(mlflow_uri(entries[0].trial.cfg, self.home))}")
         for name, place in mirror.folders():
             self.say(f"{name}: {place}")
-        held = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
+        unrun = [entry for entry in entries if entry.result is not None and entry.result.status == "pending"]
         if self.interrupted:
             how = "Interrupted. What was logged is on disk; running trials go on from their last checkpoints."
             again = f": {self.options.command}" if self.options.command else "."
@@ -380,8 +393,8 @@ class _Driver:
             self.say("Trying again would change nothing: mend the page as the messages say, and repeat the command.")
         elif failed:
             self.say("The same command tries the failed trials again; finished ones are not repeated.")
-        code = EXIT_INTERRUPTED if self.interrupted else EXIT_FAILED if failed or held else 0
-        if code == EXIT_FAILED and not held and all(entry.result and entry.result.permanent for entry in failed):
+        code = EXIT_INTERRUPTED if self.interrupted else EXIT_FAILED if failed or unrun else 0
+        if code == EXIT_FAILED and not unrun and all(entry.result and entry.result.permanent for entry in failed):
             code = EXIT_INPUT
         self._sum_up(code, report)
         return Finished({"sweep": self.sweep.name, "trials": trials, "report": report}, code)
@@ -405,35 +418,6 @@ class _Driver:
         self.stream("summary", **summary)
         if not self.console.is_terminal:
             self.say(" ".join([f"ragen-lab: sweep={self.sweep.name}", *(f"{k}={v}" for k, v in summary.items())]))
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends a sweep as Ctrl-C does, and neither can be lost; only the main thread may say so.
-
-    Python drops an exception that is raised in a destructor or a callback of a weak reference, an interrupt too, which
-    may come at any moment: it is sent once more then.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    def dropped(what: sys.UnraisableHookArgs) -> None:
-        if issubclass(what.exc_type, KeyboardInterrupt):  # a moment later: what is raised in here is dropped as well
-            threading.Timer(0.05, _thread.interrupt_main, (signal.SIGTERM,)).start()
-        else:
-            hook(what)
-
-    before, hook = signal.signal(signal.SIGTERM, interrupt), sys.unraisablehook
-    sys.unraisablehook = dropped
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook
-        signal.signal(signal.SIGTERM, before)
 
 
 # --- what the other commands need -----------------------------------------------------------------

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 # Read when ray is imported, so they come first. Nothing leaves the machine, nothing litters the folders.
@@ -41,6 +40,7 @@ from ray.tune.search import Searcher  # noqa: E402
 from ragen_lab.errors import ConfigError, HomeError  # noqa: E402
 from ragen_lab.sweep.desk import Desk  # noqa: E402
 from ragen_lab.sweep.guard import GB  # noqa: E402
+from ragen_lab.sweep.interrupts import held  # noqa: E402
 from ragen_lab.sweep.local import cores, visible_gpus  # noqa: E402
 from ragen_lab.sweep.worker import TrialRequest, TrialResult, descriptors_to, record_failure, run_trial  # noqa: E402
 from ragen_lab.track import read_done, trial_folder  # noqa: E402
@@ -104,13 +104,19 @@ class _Feed(Searcher):  # type: ignore[misc]
 
 
 class _Listener(tune.Callback):  # type: ignore[misc]
-    """Tune's callbacks, told to the desk."""
+    """Tune's callbacks, told to the desk. Where the interrupt that ends a sweep came to nothing, the next step raises
+    it again."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, desk: Desk, stop: threading.Event) -> None:
+        self.desk, self.stop = desk, stop
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # as above
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self.desk.check()
+        if self.stop.is_set():
+            raise KeyboardInterrupt
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.desk.started(trial.config["request"])
@@ -188,7 +194,7 @@ def run(
                         failure_config=tune.FailureConfig(max_failures=0),  # the desk tries again
                         # The trial folders hold the checkpoints; Tune would ask for one more at the end.
                         checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                        callbacks=[_Listener(desk)],
+                        callbacks=[_Listener(desk, stop)],
                         verbose=0,
                     ),
                 )
@@ -263,11 +269,11 @@ def _wakeable() -> Iterator[None]:
 @contextmanager
 def _cluster(address: str | None, scratch: Path) -> Iterator[None]:
     try:
-        with _held():
+        with held(_WAKE), _without_handler():
             _start(address, scratch)
         yield
     finally:
-        with _held():
+        with held(_WAKE), _without_handler():
             ray.shutdown()
 
 
@@ -295,34 +301,14 @@ def _start(address: str | None, scratch: Path) -> None:
 
 
 @contextmanager
-def _held() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and our own wake-up wait until the block is over: raised amid the start or the end of Ray, whose
-    core is not Python, they abort the process or leave its daemons behind. Who interrupts twice need not wait.
-
-    Ray's handler of SIGTERM, which exits, never comes in place of ours.
-    """
-    waiting: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, _WAKE)}
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        waiting.append(number)
-        handler = before[signal.Signals(number)]
-        if len(waiting) > 1 and callable(handler):
-            handler(number, frame)
-
+def _without_handler() -> Iterator[None]:
+    """Ray's handler of SIGTERM, which exits, never comes in place of ours."""
     rays = ray_utils.set_sigterm_handler
     ray_utils.set_sigterm_handler = lambda handler: None
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, hold)
     try:
         yield
     finally:
         ray_utils.set_sigterm_handler = rays
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if waiting:
-        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ragen_lab.mirror import MLflowMirror, default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import local
 from ragen_lab.sweep.desk import Desk, Event, InOrder
-from ragen_lab.sweep.drive import Finished, _terminable
+from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import LEDGER_VERSION, Ledger
 from ragen_lab.sweep.mirroring import Mirroring, sync
 from ragen_lab.sweep.spec import Sweep, load_sweep, one_run
@@ -179,14 +178,6 @@ def test_an_interrupt_leaves_a_resumable_sweep(write: Callable[..., Path], tmp_p
     again.communicate()
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A test run in the background of a shell ignores Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_after_the_training(
@@ -214,35 +205,6 @@ def test_an_interrupt_after_the_training(
     again, _ = drive(sweep_of(mlflow=True, seeds=1))
     assert again.exit_code == 0
     assert all(trial["reused"] and trial["mlflow_run_id"] for trial in again.result["trials"])
-
-
-class Interrupted:
-    """An object in whose destructor a signal arrives: Python drops what is raised there."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        self.number = number
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), self.number)
-        time.sleep(0.01)
-
-
-@pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_that_python_drops_is_not_lost(number: signal.Signals) -> None:
-    hook = sys.unraisablehook
-    reached: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        drop(number, reached)
-    assert reached == []
-    assert sys.unraisablehook is hook
-
-
-def drop(number: signal.Signals, reached: list[str]) -> None:
-    with _terminable():
-        Interrupted(number)
-        time.sleep(0.5)
-        reached.append("the end")
 
 
 def test_a_budget_ends_a_sweep_without_a_fault(sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from types import SimpleNamespace
 
 import pytest
 import ray
-from ray._private import utils as ray_utils
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import from_home
@@ -126,31 +124,6 @@ def test_sigterm_while_ray_starts(write: Callable[..., Path], tmp_path: Path, af
     assert driver.returncode == 130, errors
     assert "Interrupted" in errors
     assert "Traceback" not in errors
-
-
-def signalled(times: int, reached: list[int]) -> None:
-    with tune._held():
-        for _ in range(times):
-            os.kill(os.getpid(), signal.SIGTERM)
-        reached.append(times)
-
-
-def test_an_interrupt_waits_for_the_end_of_a_held_block() -> None:
-    """A first one; a second one need not, and the handlers are what they were."""
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        for times, reaches_its_end in ((1, True), (2, False)):
-            reached: list[int] = []
-            with pytest.raises(KeyboardInterrupt):
-                signalled(times, reached)
-            assert bool(reached) is reaches_its_end
-        with tune._held():
-            ray_utils.set_sigterm_handler(signal.SIG_DFL)
-        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_a_failed_attempt_is_told_in_its_own_words(sweep_of: Make, tmp_path: Path) -> None:
