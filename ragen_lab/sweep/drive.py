@@ -246,7 +246,6 @@ class _Driver:
             told = lambda: self.stream.rows(self.board)  # noqa: E731
             with Follower(self.board, self.console, live, on_poll=told), budget, self.listener:
                 self._engine(desk)
-            self.interrupts.check()
         except KeyboardInterrupt:
             self.interrupts.heard()
             self.interrupted = budget.spent is None  # which ends a trial of this process in the same way

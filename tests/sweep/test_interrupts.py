@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +94,35 @@ def test_a_sweep_ends_although_a_library_took_the_interrupt(sweep_of: Make, driv
     assert finished.exit_code == 130
     assert "Interrupted" in text
     assert len({trial for trial, _ in calls(tmp_path / "home")}) == 1
+
+
+def test_no_report_is_made_where_the_last_trial_took_the_interrupt(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr("ragen_lab.sweep.drive.report_of", lambda *given: made.append("a report"))
+    page = "base: base.yaml\nseeds: 1\naxes: {filter.keep_ratio: [1.0]}\n"
+    trainer = "tests.sweep.test_interrupts:swallowing"
+    finished, _ = drive(sweep_of(page), trainer=trainer, report=True, out=tmp_path / "report.html")
+    assert finished.exit_code == 130
+    assert [trial["status"] for trial in finished.result["trials"]] == ["finished"]
+    assert made == []
+
+
+def test_each_step_of_tune_asks_for_what_came_to_nothing() -> None:
+    """It asks the searcher for trials only where it has room for one."""
+    stop = threading.Event()
+    with terminable() as interrupts:
+        listener = tune._Listener(SimpleNamespace(check=interrupts.check), stop)  # type: ignore[arg-type]
+        listener.on_step_begin(1, [])
+        swallow(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            listener.on_step_begin(2, [])
+        interrupts.heard()
+        listener.on_step_begin(3, [])
+        stop.set()
+        with pytest.raises(KeyboardInterrupt):
+            listener.on_step_begin(4, [])
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
