@@ -136,6 +136,19 @@ def test_whole_numbers_and_floats_are_one_value():
     )
 
 
+def test_numbers_in_generalisation_sets_are_read_as_those_of_knobs():
+    def identity(*values: float) -> list[str]:
+        sets = [[{"other": {"env.slip": value, "env.size": 5}}] for value in values]
+        return [RunConfig().with_overrides({"eval.sets": entry}).trial_id() for entry in sets]
+
+    assert len(set(identity(0, 0.0, -0.0))) == 1
+    assert len(set(identity(0, 0.25, 0.5))) == 3
+    # The class of an outside environment may tell them apart, so they are two trials.
+    outside = RunConfig().with_overrides({"env.name": "tests.env.outside:Corridor"})
+    each = [[{"longer": {"env.options": {"length": length}}}] for length in (6, 6.0)]
+    assert len({outside.with_overrides({"eval.sets": sets}).trial_id() for sets in each}) == 2
+
+
 def test_all_faults_of_a_page_at_once_each_with_its_path():
     found = faults(
         {"filter.keep_rato": 0.5, "optim.lr": "fast", "env.slip": 2, "rollout.responses": 1, "algo.name": "gpro"}
