@@ -130,7 +130,8 @@ def write_journal(file: Path, sweep: str, space: Space, search: SearchSection, k
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.unlink(missing_ok=True)
     with _quiet():
-        _study(space, search, known, JournalStorage(JournalFileBackend(str(temporary))), sweep)
+        study = _study(space, search, known, JournalStorage(JournalFileBackend(str(temporary))), sweep)
+        study.set_metric_names(search.objectives)  # else the pages call them 0 and 1
     temporary.replace(file)
 
 

@@ -279,6 +279,7 @@ def test_the_journal_is_the_search_as_optuna_knows_it(
     assert command[0] == "/somewhere/optuna-dashboard"
     assert command[2:] == ["--host", "127.0.0.1", "--port", "8081"]
     study = optuna.load_study(study_name="tested", storage=JournalStorage(JournalFileBackend(command[1])))
+    assert study.metric_names == ["eval/success"]
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 6
     means: dict[str, list[float]] = {}
     for run in from_home(home, "tested"):
