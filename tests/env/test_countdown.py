@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from fractions import Fraction
 from random import Random
 
@@ -57,19 +56,18 @@ def test_everything_else_is_no_equation(text: str) -> None:
     assert read_equation(text) is None
 
 
-def test_no_text_is_slow_or_deep() -> None:
-    began = time.perf_counter()
+def test_no_text_is_too_deep_or_too_long() -> None:
+    """One of a million characters would take minutes, were it read as often as it is long."""
     for text in (
-        "(" * 100_000,
-        "9*" * 100_000,
+        "(" * 1_000_000,
+        "9*" * 1_000_000,
         "(" * 99 + "1" + ")" * 99,
         "1" * 200,
         "-" * LONGEST,
-        " " * 10_000 + "x",
+        " " * 1_000_000 + "x",
     ):
         assert read_equation(text) is None
     assert read_equation("*".join(["999999"] * 28)) is not None
-    assert time.perf_counter() - began < 0.5
 
 
 @given(st.text("0123456789+-*/() =", max_size=60) | st.text(max_size=60))

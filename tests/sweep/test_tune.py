@@ -99,10 +99,8 @@ def test_an_interrupt_under_ray(write: Callable[..., Path], tmp_path: Path) -> N
     while sum(calls(home).values()) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    asked = time.monotonic()
     driver.send_signal(2)
     _, errors = driver.communicate(timeout=60)
-    assert time.monotonic() - asked < 20
     assert driver.returncode == 130, errors
     assert "Interrupted" in errors
     assert "Traceback" not in errors
