@@ -85,17 +85,13 @@ class Mirroring:
         try:
             for hand in self._hands:
                 hand.thread.join()  # with a last flush, which sees the final state
-        except KeyboardInterrupt:  # who cannot wait for a mirror need not
-            for hand in self._hands:
-                hand.behind = hand.behind or hand.thread.is_alive()
-            raise
-        finally:
+        finally:  # who cannot wait for a mirror need not: what it had not done is told
             self._close()
 
     def _close(self) -> None:
         for hand in self._hands:
             self.run_ids |= hand.run_ids
-        behind = [hand.mirror for hand in self._hands if hand.behind]
+        behind = [hand.mirror for hand in self._hands if not hand.complete]
         for mirror in behind:
             self.say(
                 f"{mirror.name} at {mirror.place} lacks the newest results. They are safe in {self.home}; the next run "
@@ -164,6 +160,7 @@ class _Hand:
     def __init__(self, mirror: Mirror, of: Mirroring) -> None:
         self.mirror, self.of = mirror, of
         self.behind = True
+        self.complete = False  # whether it holds the final state; not for the thread to tell by being alive or dead
         self.run_ids: dict[str, str] = {}
         self._told: bool | None = None  # whether the stream was last told that it is up to date
         self._warned = False
@@ -196,7 +193,7 @@ class _Hand:
             return
         if self._warned and self.behind:
             self.of.say(f"{self.mirror.name} can be reached again and has caught up.")
-        self.behind = False
+        self.behind, self.complete = False, last
         self._stream(True)
 
     def _stream(self, current: bool, **more: Any) -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from ragen_lab import mirror_folders
 from ragen_lab.errors import ConfigError, TrackingError
-from ragen_lab.mirror import default_uri, open_mlflow
+from ragen_lab.mirror import MLflowMirror, default_uri, open_mlflow
 from ragen_lab.mirror_traces import sample, write_traces
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import mirroring
@@ -267,6 +267,21 @@ def test_wandb_holds_one_offline_run_per_trial(sweep_of: Make, drive: Drive, tmp
         assert run.trial_id.encode() in data
         assert b"eval/success" in data
         assert again != first[run.trial_id][0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_mirror_that_broke_is_not_taken_for_complete(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of ours in its thread, after it had been up to date: told, and the next call writes what is missing."""
+    monkeypatch.setattr(MLflowMirror, "end", lambda mirror, status: 1 / 0)
+    _, text = drive(sweep_of(mlflow=True, seeds=1))
+    assert "MLflow at" in text
+    assert "lacks the newest results" in text
+    monkeypatch.undo()
+    again, text = drive(sweep_of(mlflow=True, seeds=1))
+    assert "lacks" not in text
+    assert all(trial["mlflow_run_id"] for trial in again.result["trials"])
 
 
 @pytest.mark.parametrize("knob", ["tensorboard", "wandb"])
