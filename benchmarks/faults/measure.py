@@ -98,7 +98,7 @@ def compare_mlflow(uri: str, home: Path, sweep: str, reference: Reference, damag
     truth = {run.trial_id: run for run in from_home(home, sweep)}
     for run in children:
         trial = run.data.tags["trial_id"]
-        damage.wrong += run.data.tags["status"] != reference.status.get(trial)
+        damage.wrong += run.data.tags.get("status") != reference.status.get(trial)
         history = [
             (name, point) for name in run.data.metrics for point in client.get_metric_history(run.info.run_id, name)
         ]
