@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -34,6 +35,13 @@ class Test:
     note: str = ""
 
     __test__ = False  # its name would make pytest collect it
+
+    @property
+    def spread(self) -> str:
+        """The interval in words, for a sentence that has told the effect."""
+        if math.isnan(self.low) or math.isnan(self.high):
+            return "too few seeds for an interval"
+        return f"95 % interval {self.low:.3g} to {self.high:.3g}"
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,8 @@ def _headline(parts: dict[str, Test | None]) -> str:
     sentences = [incidence.note] if incidence else []
     if critic is not None and not math.isnan(critic.p):
         sentences.append(
-            f"The critic moves the mean time to collapse by {critic.effect:+.3g} iterations (95 % interval "
-            f"{critic.low:.3g} to {critic.high:.3g}, p = {critic.p:.2g})."
+            f"The critic moves the mean time to collapse by {critic.effect:+.3g} iterations ({critic.spread}, "
+            f"p = {critic.p:.2g})."
         )
     verdicts = {name: test.verdict if test else Verdict.NOT_TESTABLE for name, test in parts.items()}
     told = [f"{name.split(':')[0]} {verdict.value}" for name, verdict in verdicts.items()]

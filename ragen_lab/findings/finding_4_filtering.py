@@ -348,8 +348,8 @@ def _headline(designs: Sequence[Design], parts: dict[str, Test | None], tests: S
         said.append("shows no difference in stability, because no run collapsed or none can be compared")
     elif stability is not None:
         said.append(
-            f"moves the mean time to collapse by {stability.effect:+.3g} of {horizon} iterations (95 % interval "
-            f"{stability.low:.3g} to {stability.high:.3g}, p = {stability.p:.2g})"
+            f"moves the mean time to collapse by {stability.effect:+.3g} of {horizon} iterations "
+            f"({stability.spread}, p = {stability.p:.2g})"
         )
     if efficiency is not None and not math.isnan(efficiency.effect):
         more = "saves" if efficiency.effect >= 0 else "adds"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -188,6 +189,23 @@ def test_every_finding_answers_for_any_runs(make, table) -> None:
             assert result.needs
             assert result.title == FINDINGS[result.number].title
             assert result.claim == FINDINGS[result.number].claim
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 5])
+def test_no_sentence_tells_a_number_that_there_is_not(make, table, seeds: int) -> None:
+    """One seed has no interval, and 'nan to nan' is no answer."""
+    ladder = [
+        make(s, {**GRPO, "filter.keep_ratio": k}, collapse_at=10 + 40 * (k < 1))
+        for k in (1.0, 0.25)
+        for s in range(seeds)
+    ]
+    results = evaluate_all(table([*recipe_runs(make, seeds), *ladder]))
+    said = [
+        text for each in results for text in (each.headline, *each.needs, *each.warnings, *(t.note for t in each.tests))
+    ]
+    assert any("moves the mean time to collapse" in text for text in said)
+    assert [text for text in said if re.search(r"\b(nan|inf|None)\b", text)] == []
+    assert any("too few seeds for an interval" in text for text in said) is (seeds == 1)
 
 
 def test_holm_counts_the_findings_tested(make, table, monkeypatch) -> None:
