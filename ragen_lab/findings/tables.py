@@ -65,6 +65,7 @@ def arm_table(outcomes: Sequence[Outcome]) -> Table:
                 "environment": environment,
                 "arm": arm,
                 "seeds": len({o.run.seed for o in members}),
+                "seeds_ended": len({o.run.seed for o in members if o.final is not None}),
                 "start_success": _number(float(np.mean(starts))) if starts else None,
                 **_interval("final_success", final),
                 "final_success_iqm": _number(iqm(finals)) if finals else None,

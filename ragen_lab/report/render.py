@@ -221,7 +221,7 @@ def facts(runs: RunTable, rows: tables.Rows) -> list[tuple[str, str, str]]:
     found = [("runs", str(len(runs)), counted)]
     ranked = sorted((row for row in rows if row["final_success"] is not None), key=lambda row: -row["final_success"])
     for name, row in zip(("highest final success", "lowest final success"), ranked[:1] + ranked[1:][-1:], strict=False):
-        detail = f"{row['arm']}, mean of {words.plural(row['seeds'], 'seed')}"
+        detail = f"{row['arm']}, mean of {words.plural(row['seeds_ended'], 'seed')}"
         if row["gain"] is not None:
             detail += f"; {words.signed(row['gain'])} over its own iteration 0"
         if row["gain_low"] is not None and row["gain_high"] is not None:

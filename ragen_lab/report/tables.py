@@ -16,6 +16,7 @@ Rows = Sequence[Mapping[str, Any]]
 Means = dict[tuple[str, str], tuple[float, float, float]]
 
 HEADINGS: dict[str, str] = {
+    "seeds_ended": "seeds with a final success",
     "final_success_iqm": "IQM of final success",
     "gain": "gain over iteration 0",
     "stopped": "stopped by detectors",

@@ -16,6 +16,7 @@ import pytest
 from ragen_lab.errors import HomeError
 from ragen_lab.findings import finding_4_filtering
 from ragen_lab.findings.base import FindingResult, Verdict
+from ragen_lab.findings.tables import outcomes_of, standard_tables
 from ragen_lab.report import data, figure_style, parts, render, tables, words
 from ragen_lab.report.tables import provenance
 from ragen_lab.runs import RunTable
@@ -308,3 +309,15 @@ def test_every_verdict_has_its_words_and_colour() -> None:
         assert words.MEANINGS[verdict]
         assert words.SYMBOLS[verdict]
         assert f".{tables.css_name(verdict)} {{ --tone" in style
+
+
+def test_a_mean_tells_how_many_seeds_are_behind_it(shadow_runs: RunTable) -> None:
+    """A run that was interrupted has no final success, so it is not among them."""
+    arm = shadow_runs.runs[0].arm
+    seeds = len({run.seed for run in shadow_runs.runs if run.arm == arm})
+    for cut in (0, 1):
+        mine = [run for run in shadow_runs.runs if run.arm == arm]
+        mine[:cut] = [replace(run, status="stopped", rows=run.rows[:20]) for run in mine[:cut]]
+        table = RunTable(tuple(mine))
+        found = {name: detail for name, _, detail in render.facts(table, standard_tables(outcomes_of(table))["Arms"])}
+        assert found["highest final success"].startswith(f"{arm}, mean of {words.plural(seeds - cut, 'seed')}")
