@@ -73,8 +73,13 @@ class Mirroring:
     def __enter__(self) -> Mirroring:
         self._idle = not self._hands or self._up_to_date()
         if not self._idle:
-            for hand in self._hands:
-                hand.thread.start()
+            self.ledger.record_mirror(self.sweep, {}, "")  # from here on they may hold half of a change
+            try:
+                for hand in self._hands:
+                    hand.thread.start()
+            except BaseException:  # an interrupt: nobody will tell those that have begun to end
+                self._end.set()
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -235,6 +240,7 @@ def sync(home: Path, sweep: str) -> tuple[int, tuple[str, ...]]:
             cfg = _config(home, sweep)
             run_ids: dict[str, str] = {}
             mirrors = _mirrors(cfg, sweep, home, ledger.home_id, record["findings"])
+            ledger.record_mirror(sweep, {}, "")  # the next sweep looks for itself, even if this ends half-way
             for mirror in mirrors:
                 try:
                     mirror.forget()
@@ -245,7 +251,7 @@ def sync(home: Path, sweep: str) -> tuple[int, tuple[str, ...]]:
                         f"{error}\nThe results are safe in {home}. Start the server or mend the database, then repeat "
                         f"this command; for another address run the sweep again with --set track.mlflow_uri=URI."
                     ) from error
-            ledger.record_mirror(sweep, run_ids, "")  # the next sweep looks for itself
+            ledger.record_mirror(sweep, run_ids, "")
             return len(runs), tuple(mirror.place for mirror in mirrors)
     finally:
         ledger.close()

@@ -28,7 +28,7 @@ from ragen_lab.mirror_traces import sample, write_traces
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import mirroring
 from ragen_lab.sweep.drive import Finished
-from ragen_lab.sweep.mirroring import sync
+from ragen_lab.sweep.mirroring import Mirroring, sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.track import read_system
 from tests.sweep.conftest import PAGE, numbers
@@ -524,3 +524,52 @@ def test_a_sweep_without_mlflow_can_be_shown_there(sweep_of: Make, drive: Drive,
     assert not (home / "mlflow.db").exists()
     assert sync(home, "tested") == (2, (default_uri(home),))
     assert len(from_mlflow(default_uri(home), "tested")) == 2
+
+
+def ended(*_: Any, **__: Any) -> None:
+    """What a kill at that moment leaves behind."""
+    raise KeyboardInterrupt
+
+
+def test_a_rebuilding_that_was_killed_is_not_taken_for_complete(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the deletion and the writing: the next call of the sweep finds that nothing is there."""
+    drive(sweep_of(seeds=1, mlflow=True))
+    monkeypatch.setattr(MLflowMirror, "flush", ended)
+    with pytest.raises(KeyboardInterrupt):
+        sync(tmp_path / "home", "tested")
+    monkeypatch.undo()
+    drive(sweep_of(seeds=1, mlflow=True))
+    assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 2
+
+
+def test_what_a_killed_driver_has_changed_is_changed_back(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials leave, their runs are marked, the driver is killed before it writes that down, and the trials return."""
+    drive(sweep_of(mlflow=True))
+    monkeypatch.setattr(Mirroring, "_close", ended)
+    drive(sweep_of(mlflow=True, seeds=1))
+    monkeypatch.undo()
+    assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 2
+    drive(sweep_of(mlflow=True))
+    assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 4
+
+
+def test_an_interrupt_as_the_mirrors_begin_ends_those_that_have(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "mirror-MLflow":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    assert drive(sweep_of(seeds=1, mlflow=True))[0].exit_code == 130
+    left = [thread for thread in threading.enumerate() if thread.name == "mirror-MLflow"]
+    for thread in left:
+        thread.join(timeout=60)
+    assert [thread for thread in left if thread.is_alive()] == []
