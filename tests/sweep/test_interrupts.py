@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,8 +17,9 @@ import pytest
 from ray._private import utils as ray_utils
 
 from ragen_lab.config import RunConfig
-from ragen_lab.sweep import tune
+from ragen_lab.sweep import local, tune
 from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.interrupts import held, terminable
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.track import Outcome, Tracker
@@ -195,3 +197,67 @@ def test_ray_does_not_install_its_handler_of_sigterm() -> None:
         ray_utils.set_sigterm_handler(signal.SIG_DFL)
     assert signal.getsignal(signal.SIGTERM) is handler
     assert ray_utils.set_sigterm_handler.__module__ == ray_utils.__name__
+
+
+class Line:
+    """A desk with one request for a worker that is killed as it gets it."""
+
+    adaptive = False
+
+    def __init__(self, home: Path) -> None:
+        self.left = [SimpleNamespace(trial_id="t", home=str(home), limits=Limits())]
+
+    def take(self, free: int) -> Any:
+        return self.left.pop() if self.left else None
+
+    def waits(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        return None
+
+    def started(self, request: Any, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def ended(self, request: Any, result: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3, "end"])
+def test_an_interrupt_as_workers_are_started_or_ended_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int | str
+) -> None:
+    """The third is there to replace one that was killed."""
+    start, kill = local._start, subprocess.Popen.kill
+    processes: list[subprocess.Popen[bytes]] = []
+    signals = [signal.SIGTERM]
+
+    def interrupt() -> None:
+        if signals:
+            os.kill(os.getpid(), signals.pop())
+            time.sleep(0.01)
+
+    def starting(place: str) -> Any:
+        worker = start(place)
+        processes.append(worker.process)
+        if len(processes) == moment:
+            interrupt()
+        return worker
+
+    def ending(process: subprocess.Popen[bytes]) -> None:
+        kill(process)
+        if moment == "end":
+            interrupt()
+
+    monkeypatch.setattr(local, "_start", starting)
+    monkeypatch.setattr(local, "record_failure", lambda *given: None)
+    monkeypatch.setattr(subprocess.Popen, "kill", ending)
+    line: Any = Line(tmp_path)
+    try:
+        with terminable(), pytest.raises(KeyboardInterrupt):
+            local.run(line, threading.Event(), workers=2, most=2)
+        assert processes
+        assert [process for process in processes if process.poll() is None] == []
+    finally:
+        for process in processes:
+            kill(process)
