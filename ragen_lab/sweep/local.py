@@ -130,7 +130,7 @@ def _in_process(desk: Desk, stop: threading.Event) -> None:
             stop.wait(0.1)
             continue
         desk.started(request, os.getpid())
-        desk.ended(request, run_trial(request))
+        desk.ended(request, run_trial(request, desk.check))
 
 
 @dataclass
@@ -160,6 +160,7 @@ class _Pool:
 
     def run(self, desk: Desk, stop: threading.Event) -> None:
         while not stop.is_set():
+            desk.check()  # where all are busy, nothing is taken for hours
             for worker in self.workers:
                 free = sum(each.request is None for each in self.workers)
                 if worker.request is None and (request := desk.take(free)) is not None:

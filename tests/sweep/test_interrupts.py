@@ -18,6 +18,7 @@ from ray._private import utils as ray_utils
 
 from ragen_lab.config import RunConfig
 from ragen_lab.sweep import local, tune
+from ragen_lab.sweep.desk import Desk, Job
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.interrupts import held, terminable
@@ -90,12 +91,20 @@ def swallowing(cfg: RunConfig, tracker: Tracker, home: Path, progress: Any = Non
     return fake.train(cfg, tracker, home, progress, until)
 
 
+def swallowing_at_its_end(
+    cfg: RunConfig, tracker: Tracker, home: Path, progress: Any = None, until: Any = None
+) -> Outcome:
+    outcome = fake.train(cfg, tracker, home, progress, until)
+    swallow(signal.SIGTERM)
+    return outcome
+
+
 def test_a_sweep_ends_although_a_library_took_the_interrupt(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
-    """In its trial, in a sweep's own process: that one runs to its end, and no other begins."""
+    """In its trial, in a sweep's own process: that one ends with its next row, and no other begins."""
     finished, text = drive(sweep_of(), trainer="tests.sweep.test_interrupts:swallowing")
     assert finished.exit_code == 130
     assert "Interrupted" in text
-    assert len({trial for trial, _ in calls(tmp_path / "home")}) == 1
+    assert sum(calls(tmp_path / "home").values()) == 1
 
 
 def test_no_report_is_made_where_the_last_trial_took_the_interrupt(
@@ -104,7 +113,7 @@ def test_no_report_is_made_where_the_last_trial_took_the_interrupt(
     made: list[str] = []
     monkeypatch.setattr("ragen_lab.sweep.drive.report_of", lambda *given: made.append("a report"))
     page = "base: base.yaml\nseeds: 1\naxes: {filter.keep_ratio: [1.0]}\n"
-    trainer = "tests.sweep.test_interrupts:swallowing"
+    trainer = "tests.sweep.test_interrupts:swallowing_at_its_end"
     finished, _ = drive(sweep_of(page), trainer=trainer, report=True, out=tmp_path / "report.html")
     assert finished.exit_code == 130
     assert [trial["status"] for trial in finished.result["trials"]] == ["finished"]
@@ -261,3 +270,52 @@ def test_an_interrupt_as_workers_are_started_or_ended_leaves_none_behind(
     finally:
         for process in processes:
             kill(process)
+
+
+def test_a_pool_whose_workers_are_all_busy_ends_too(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hands out nothing before a trial has ended, which may take hours."""
+    monkeypatch.setenv("FAKE_SLEEP", "20")
+
+    def hear(line: str) -> None:
+        if '"started"' in line:
+            swallow(signal.SIGTERM)
+
+    finished, _ = drive(sweep_of(seeds=1), workers=1, events=hear)
+    assert finished.exit_code == 130
+    assert [trial["status"] for trial in finished.result["trials"]] == ["pending"] * 2
+
+
+def test_nothing_is_begun_where_the_choice_of_it_took_the_interrupt() -> None:
+    """A sampler's library, say."""
+    with terminable() as interrupts:
+
+        def take() -> Job:
+            swallow(signal.SIGTERM)
+            return Job(SimpleNamespace(trial_id="t"))  # type: ignore[arg-type]
+
+        source: Any = SimpleNamespace(adaptive=False, take=take)
+        desk = Desk(source, lambda job: pytest.fail("begun"), lambda event: None, check=interrupts.check)
+        with pytest.raises(KeyboardInterrupt):
+            desk.take(1)
+
+
+def turning(cfg: RunConfig, tracker: Tracker, home: Path, progress: Any = None, until: Any = None) -> Outcome:
+    """A library that makes an error of its own of whatever comes."""
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+    except BaseException as error:
+        raise RuntimeError("an exception was set") from error
+    raise AssertionError("the signal was lost")
+
+
+def test_an_interrupt_that_a_library_turned_into_an_error_is_no_failure(
+    sweep_of: Make, drive: Drive, tmp_path: Path
+) -> None:
+    finished, text = drive(sweep_of(), trainer="tests.sweep.test_interrupts:turning")
+    assert finished.exit_code == 130
+    assert "Failed" not in text
+    assert {trial["status"] for trial in finished.result["trials"]} == {"pending"}
+    assert not list((tmp_path / "home").glob("trials/*/DONE.json"))
