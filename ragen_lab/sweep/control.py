@@ -98,8 +98,10 @@ class Listener:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end.set()
-        self._thread.join()
-        self.pause.unlink(missing_ok=True)
+        try:
+            self._thread.join()
+        finally:
+            self.pause.unlink(missing_ok=True)
 
     def words(self) -> str:
         """How the sweep was ended, for people."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -162,9 +163,12 @@ class _Driver:
         report = None
         try:
             with mirror:
-                if source is not None:
-                    self._train(source)
-                self.board.settle()
+                try:
+                    if source is not None:
+                        self._train(source)
+                finally:
+                    with held():  # what is told and mirrored of trials under way hangs on it
+                        self.board.settle()
             for entry in aside or ():
                 self.say(rerun.compared(entry, self.home))
             if self.options.report and not self.interrupted:
@@ -244,12 +248,17 @@ class _Driver:
         budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.listener.end_now)
         try:
             told = lambda: self.stream.rows(self.board)  # noqa: E731
-            with Follower(self.board, self.console, live, on_poll=told), budget, self.listener:
+            with ExitStack() as stack:
+                with held():  # the thread of one that has not come to its block would never be ended
+                    stack.enter_context(Follower(self.board, self.console, live, on_poll=told))
+                    stack.enter_context(budget)
+                    stack.enter_context(self.listener)
                 self._engine(desk)
         except KeyboardInterrupt:
             self.interrupts.heard()
             self.interrupted = budget.spent is None  # which ends a trial of this process in the same way
         if self.listener.action is not None:
+            self.board.settle()  # a trial may have ended whose worker could not say so any more
             self.interrupted = not all(entry.view.done for entry in self.board.entries.values())
         if not self.interrupted:
             spent = budget.spent

@@ -22,10 +22,12 @@ from ragen_lab.locks import locked
 from ragen_lab.mirror import default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import control, rerun
+from ragen_lab.sweep.desk import Desk
 from ragen_lab.sweep.drive import Finished, Options, run_sweep
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep, load_sweep
-from ragen_lab.track import encode_row, list_checkpoints, read_done, read_rows, trial_folder
+from ragen_lab.sweep.worker import run_trial
+from ragen_lab.track import encode_row, list_checkpoints, read_done, read_rows, trial_folder, write_json
 from tests.sweep.conftest import FAKE, PAGE, calls, numbers, start_driver
 
 Make = Callable[..., Sweep]
@@ -148,6 +150,30 @@ def test_a_pause_of_what_is_about_to_end_is_no_pause(
     assert listener.action == "pause"
     assert not interrupts
     assert not control.pause_file(tmp_path, "tested").exists()
+
+
+def test_a_stop_of_what_has_ended_is_no_stop(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last trial had ended, and its worker could not say so any more."""
+    home, sweep = tmp_path / "home", sweep_of()
+
+    def engine(desk: Desk, stop: threading.Event, **_: Any) -> None:
+        while request := desk.take(1):
+            desk.started(request, os.getpid())
+            result = run_trial(request)
+            if request.trial_id == sweep.trials[-1].trial_id:
+                lock = control.lock_of(home, "tested")
+                write_json(control.request_file(home, "tested"), {"action": "stop", "to": lock.stat().st_mtime_ns})
+                assert stop.wait(60)
+                return
+            desk.ended(request, result)
+
+    monkeypatch.setattr("ragen_lab.sweep.local.run", engine)
+    finished, text = drive(sweep, workers=1)
+    assert {trial["status"] for trial in finished.result["trials"]} == {"finished", "collapsed"}
+    assert "Stopped" not in text
+    assert finished.exit_code == 0
 
 
 def test_nothing_to_end(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import io
 import os
 import signal
 import subprocess
@@ -15,17 +17,23 @@ from typing import Any
 
 import pytest
 from ray._private import utils as ray_utils
+from rich.console import Console
 
 from ragen_lab.config import RunConfig
-from ragen_lab.sweep import local, tune
+from ragen_lab.sweep import control, local, tune
+from ragen_lab.sweep.board import Board
 from ragen_lab.sweep.desk import Desk, Job
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.interrupts import held, terminable
+from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.watch import Follower
 from ragen_lab.track import Outcome, Tracker
 from tests.sweep import fake
 from tests.sweep.conftest import calls
+from tests.sweep.test_search import HALVING
 
 Make = Callable[..., Sweep]
 Drive = Callable[..., tuple[Finished, str]]
@@ -161,6 +169,89 @@ def test_an_interrupt_that_the_report_took_is_not_lost(
     finished, text = drive(sweep_of(seeds=1), report=True, out=tmp_path / "report.html")
     assert finished.exit_code == 130
     assert "Interrupted" in text
+
+
+def test_an_interrupt_after_the_engine_leaves_nothing_running(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one, while the driver writes down which trials were ended."""
+
+    def take_two(line: str) -> None:
+        if '"row"' in line and not again:
+            again.append(line)
+            _thread.interrupt_main(signal.SIGTERM)
+
+    def interrupted(ledger: Ledger, sweep: str, ended: Any) -> None:
+        if again:
+            raise KeyboardInterrupt
+        prune(ledger, sweep, ended)
+
+    again: list[str] = []
+    prune = Ledger.prune
+    monkeypatch.setattr(Ledger, "prune", interrupted)
+    monkeypatch.setenv("FAKE_SLEEP", "0.3")
+    finished, text = drive(sweep_of(HALVING), workers=1, events=take_two)
+    assert finished.exit_code == 130
+    assert "running," not in text
+    assert " running." not in text
+    assert finished.result["trials"][0]["status"] == "stopped"
+
+
+@pytest.mark.parametrize("name", ["follower", "budget", "listener"])
+def test_an_interrupt_as_a_thread_begins_leaves_none_behind(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It would draw its table, end the budget or answer requests for ever."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == name:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    finished, _ = drive(sweep_of(budget__minutes=30), workers=1)
+    assert finished.exit_code == 130
+    left = [thread for thread in threading.enumerate() if thread.name == name]
+    for thread in left:
+        thread.join(timeout=5)
+    assert [thread for thread in left if thread.is_alive()] == []
+
+
+def unjoined(self: threading.Thread, timeout: float | None = None) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_terminal_is_given_back_although_its_thread_cannot_be_waited_for(
+    sweep_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table hides the cursor while it is there."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100)
+    follower = Follower(Board(make_plan(sweep_of(), tmp_path), tmp_path), console, live=True)
+    join = threading.Thread.join
+
+    def unjoined(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "follower":
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", unjoined)
+    with pytest.raises(KeyboardInterrupt), follower:
+        pass
+    assert text.getvalue().rfind("\x1b[?25h") > text.getvalue().rfind("\x1b[?25l") > -1
+
+
+def test_no_trial_goes_on_resting_although_the_listener_cannot_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locks").mkdir()
+    listener = control.Listener(tmp_path, "tested", threading.Event(), list, False)
+    monkeypatch.setattr(threading.Thread, "join", unjoined)
+    with pytest.raises(KeyboardInterrupt), listener:
+        listener.pause.touch()
+    assert not listener.pause.exists()
 
 
 def signalled(times: int, reached: list[int]) -> None:
