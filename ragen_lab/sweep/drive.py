@@ -101,10 +101,13 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
         lock = locked(control.lock_of(home, sweep.name), what="sweep")
         with terminable() as interrupts, lock, last_words(farewell):
             whole = with_proposals(sweep, home)
-            aside = None
-            if options.rerun is not None:
+            if options.rerun is None:
+                return _Driver(whole, options, home, ledger, console, interrupts).run()
+            with held():  # whatever comes, what was moved is told
                 aside = rerun.set_aside(whole, home, options.rerun, ledger, here=options.address is None)
-            return _Driver(whole, options, home, ledger, console, interrupts).run(aside)
+                driver = _Driver(whole, options, home, ledger, console, interrupts)
+                driver.say(rerun.told(aside, whole, home))
+            return driver.run(aside)
     finally:
         ledger.close()
 
@@ -131,9 +134,7 @@ class _Driver:
     def _at_work(self) -> list[Path]:
         return [entry.folder for entry in list(self.board.entries.values()) if entry.running]
 
-    def run(self, aside: Sequence[rerun.SetAside] | None = None) -> Finished:
-        if aside is not None:
-            self.say(rerun.told(aside, self.sweep, self.home))
+    def run(self, aside: Sequence[rerun.SetAside] = ()) -> Finished:
         here = bool(self.plan.pending) and self.options.address is None
         if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus, self.sweep.memory_gb)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
@@ -169,7 +170,7 @@ class _Driver:
                 finally:
                     with held():  # what is told and mirrored of trials under way hangs on it
                         self.board.settle()
-            for entry in aside or ():
+            for entry in aside:
                 self.say(rerun.compared(entry, self.home))
             if self.options.report and not self.interrupted:
                 report = self._report()
