@@ -25,7 +25,7 @@ from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
-from ragen_lab.track import trial_folder
+from ragen_lab.track import trial_folder, write_done
 from tests.sweep.conftest import FAKE, calls, numbers, start_driver
 
 Make = Callable[..., Sweep]
@@ -89,6 +89,32 @@ def test_ray_itself_is_asked(sweep_of: Make, tmp_path: Path) -> None:
     request = TrialRequest(trial.trial_id, trial.arm, trial.seed, trial.cfg, str(tmp_path), FAKE)
     with pytest.raises(ConfigError, match="none has as much"):
         tune.run(Desk(InOrder([trial]), lambda job: request, lambda event: None), threading.Event(), cpus=4096)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_attempt_that_was_killed_early_has_not_failed_as_the_one_before(
+    sweep_of: Make, tmp_path: Path, begun: bool
+) -> None:
+    """What DONE.json said before it is no word of this attempt; what it says since is."""
+    trial, told = sweep_of().trials[0], []
+    request = TrialRequest(trial.trial_id, trial.arm, trial.seed, trial.cfg, str(tmp_path), FAKE)
+    folder = trial_folder(tmp_path, trial.trial_id)
+    folder.mkdir(parents=True)
+    write_done(folder, "failed", 5, error="ValueError: of yesterday")
+    seen = SimpleNamespace(
+        started=lambda request: None, ended=lambda request, result: told.append(result), check=lambda: None
+    )
+    listener = tune._Listener(seen, threading.Event())  # type: ignore[arg-type]
+    of_ray = SimpleNamespace(config={"request": request}, pickled_error_file=None)
+    if begun:
+        listener.on_trial_start(1, [], of_ray)
+    listener.on_trial_error(1, [], of_ray)
+    assert "the Ray worker process failed" in told[0].error
+    assert (told[0].iteration, told[0].cause) == (-1, "killed")
+    listener.on_trial_start(2, [], of_ray)
+    write_done(folder, "failed", 6, error="ValueError: of today")
+    listener.on_trial_error(2, [], of_ray)
+    assert (told[1].error, told[1].iteration) == ("ValueError: of today", 6)
 
 
 def test_an_interrupt_under_ray(write: Callable[..., Path], tmp_path: Path) -> None:
