@@ -280,8 +280,8 @@ def test_attempts_name_the_machine_of_the_worker(
     """On a cluster the driver is elsewhere; of an attempt under Ray it knows neither process nor machine before."""
     from ragen_lab.sweep import local
 
-    def elsewhere(request: TrialRequest) -> Any:
-        return replace(run_trial(request), host="node7", pid=77)
+    def elsewhere(request: TrialRequest, *more: Any) -> Any:
+        return replace(run_trial(request, *more), host="node7", pid=77)
 
     monkeypatch.setattr(local, "run_trial", elsewhere)
     sweep = sweep_of(seeds=1)
