@@ -96,12 +96,14 @@ class Mirroring:
     def _close(self) -> None:
         for hand in self._hands:
             self.run_ids |= hand.run_ids
-        behind = [hand.mirror for hand in self._hands if not hand.complete]
-        for mirror in behind:
-            self.say(
-                f"{mirror.name} at {mirror.place} lacks the newest results. They are safe in {self.home}; the next run "
-                f"of this sweep, or `{self.program} sync {self.sweep}`, writes them there."
+        behind = [hand for hand in self._hands if not hand.complete]
+        for hand in behind:
+            text = (
+                f"{hand.mirror.name} at {hand.mirror.place} lacks the newest results. They are safe in {self.home}; "
+                f"the next run of this sweep, or `{self.program} sync {self.sweep}`, writes them there."
             )
+            self.say(text)
+            hand.leave(text)
         self.ledger.record_mirror(self.sweep, self.run_ids, "" if behind else self._state(self.board.runs()))
 
     def folders(self) -> list[tuple[str, str]]:
@@ -169,6 +171,7 @@ class _Hand:
         self.run_ids: dict[str, str] = {}
         self._told: bool | None = None  # whether the stream was last told that it is up to date
         self._warned = False
+        self._left = False
         self.thread = threading.Thread(target=self._work, daemon=True, name=f"mirror-{mirror.name}")
 
     def _work(self) -> None:
@@ -201,8 +204,13 @@ class _Hand:
         self.behind, self.complete = False, last
         self._stream(True)
 
+    def leave(self, why: str) -> None:
+        """The last word on a mirror that lacks something; what its thread may still do is told to nobody."""
+        self._stream(False, error=why)
+        self._left = True
+
     def _stream(self, current: bool, **more: Any) -> None:
-        if current != self._told:
+        if current != self._told and not self._left:
             self._told = current
             self.of.tell(
                 "mirror",

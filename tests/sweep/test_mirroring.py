@@ -573,3 +573,47 @@ def test_an_interrupt_as_the_mirrors_begin_ends_those_that_have(
     for thread in left:
         thread.join(timeout=60)
     assert [thread for thread in left if thread.is_alive()] == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("how", ["broke", "left"])
+def test_the_last_word_on_a_mirror_that_lacks_something_is_that_it_is_behind(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its thread broke, or nobody waited for it; then what it goes on to do is no news after the summary."""
+    lines: list[str] = []
+    flushed, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def flush(*_: Any, **__: Any) -> dict[str, str]:
+        if not flushed.is_set():
+            flushed.set()
+            return {}
+        if how == "broke":
+            raise ValueError("broken")
+        go.wait(60)
+        return {}
+
+    def end(*_: Any) -> dict[str, str]:
+        ended.set()
+        return {}
+
+    def left(thread: threading.Thread, timeout: float | None = None) -> None:
+        assert flushed.wait(60)
+        if how == "left" and thread.name == "mirror-MLflow":
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    join = threading.Thread.join
+    monkeypatch.setattr(MLflowMirror, "flush", flush)
+    monkeypatch.setattr(MLflowMirror, "end", end)
+    monkeypatch.setattr(threading.Thread, "join", left)
+    _, text = drive(sweep_of(seeds=1, mlflow=True), events=lines.append)
+    assert "lacks the newest results" in text
+    go.set()
+    assert how == "broke" or ended.wait(60)
+    for thread in threading.enumerate():
+        if thread.name == "mirror-MLflow":
+            join(thread, 60)
+    events = [json.loads(line) for line in lines]
+    assert [event["state"] for event in events if event["event"] == "mirror"] == ["current", "behind"]
+    assert events[-1]["event"] == "summary"
