@@ -18,7 +18,7 @@ from rich.console import Console
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import HomeError, TrackingError
 from ragen_lab.locks import locked
-from ragen_lab.mirror import MLflowMirror, default_uri
+from ragen_lab.mirror import MLflowMirror, default_uri, quieten
 from ragen_lab.mirror_folders import Mirror, TensorBoardMirror, WandbMirror
 from ragen_lab.runs import Run, from_home, reading_ledger, sweep_record
 from ragen_lab.sweep.board import Board
@@ -74,6 +74,7 @@ class Mirroring:
         self._idle = not self._hands or self._up_to_date()
         if not self._idle:
             self.ledger.record_mirror(self.sweep, {}, "")  # from here on they may hold half of a change
+            quieten()  # now: a trial of this process puts the environment back as it found it
             try:
                 for hand in self._hands:
                     hand.thread.start()

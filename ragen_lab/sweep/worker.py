@@ -425,8 +425,9 @@ def _as_it_was() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(environment)
+        for name in os.environ.keys() - environment.keys():
+            os.environ.pop(name, None)
+        os.environ.update(environment)  # at no moment is it empty: other threads of this process read it
         os.chdir(folder)
         logging.root.setLevel(level)
         logging.root.handlers[:] = handlers

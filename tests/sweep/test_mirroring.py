@@ -22,15 +22,17 @@ from typing import Any
 import pytest
 
 from ragen_lab import mirror_folders
+from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, TrackingError
-from ragen_lab.mirror import MLflowMirror, default_uri, open_mlflow
+from ragen_lab.mirror import MLFLOW_QUIET, MLflowMirror, default_uri, open_mlflow
 from ragen_lab.mirror_traces import sample, write_traces
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import mirroring
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.mirroring import Mirroring, sync
 from ragen_lab.sweep.spec import Sweep
-from ragen_lab.track import read_system
+from ragen_lab.track import Outcome, Tracker, read_system
+from tests.sweep import fake
 from tests.sweep.conftest import PAGE, numbers
 from tests.sweep.talking import trajectory
 from tests.sweep.test_search import HALVING
@@ -617,3 +619,39 @@ def test_the_last_word_on_a_mirror_that_lacks_something_is_that_it_is_behind(
     events = [json.loads(line) for line in lines]
     assert [event["state"] for event in events if event["event"] == "mirror"] == ["current", "behind"]
     assert events[-1]["event"] == "summary"
+
+
+def opened_meanwhile(cfg: RunConfig, tracker: Tracker, home: Path, progress: Any = None, until: Any = None) -> Outcome:
+    """A trial in the driver's own process, in the midst of which the mirror's thread begins."""
+    BEGUN.set()
+    assert OPENED.wait(60)
+    return fake.train(cfg, tracker, home, progress, until)
+
+
+BEGUN, OPENED = threading.Event(), threading.Event()
+
+
+def test_a_trial_that_ends_takes_no_setting_of_mlflow_along(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it leaves in the environment is put back; without ours, a server that is gone is waited for for minutes."""
+    for key in MLFLOW_QUIET:
+        monkeypatch.delenv(key, raising=False)
+    flush, end = MLflowMirror.flush, MLflowMirror.end
+    found: dict[str, str | None] = {}
+
+    def flushing(*given: Any) -> dict[str, str]:
+        assert BEGUN.wait(60)
+        try:
+            return flush(*given)
+        finally:
+            OPENED.set()
+
+    def ending(*given: Any) -> dict[str, str]:
+        found.update({key: os.environ.get(key) for key in MLFLOW_QUIET})
+        return end(*given)
+
+    monkeypatch.setattr(MLflowMirror, "flush", flushing)
+    monkeypatch.setattr(MLflowMirror, "end", ending)
+    drive(sweep_of(seeds=1, mlflow=True), trainer="tests.sweep.test_mirroring:opened_meanwhile")
+    assert found == MLFLOW_QUIET

@@ -314,3 +314,15 @@ def test_a_folder_that_cannot_be_made(sweep_of: Make, tmp_path: Path) -> None:
     assert (result.status, result.permanent) == ("failed", False)
     assert "--home" in (result.error or "")
     assert record_failure(request, "killed").status == "failed"
+
+
+def test_the_environment_is_put_back_without_being_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirrors' threads of this process read it at any moment."""
+    monkeypatch.setenv("KEPT", "as it was")
+    update, seen = os.environ.update, []
+    with monkeypatch.context() as patch, worker._as_it_was():
+        os.environ["KEPT"], os.environ["LEFT_BEHIND"] = "changed", "yes"
+        patch.setattr(os.environ, "update", lambda given: (seen.append("KEPT" in os.environ), update(given)))
+    assert seen == [True]
+    assert os.environ["KEPT"] == "as it was"
+    assert "LEFT_BEHIND" not in os.environ
