@@ -160,12 +160,12 @@ def test_a_failed_attempt_is_told_in_its_own_words(sweep_of: Make, tmp_path: Pat
     file = tmp_path / "raised"
     file.write_bytes(pickle.dumps(SimpleNamespace(cause=tune.TrialFailed(asdict(said)))))
     ended = SimpleNamespace(pickled_error_file=str(file))
-    assert tune._failure(request, ended) == said
+    assert tune._failure(request, ended, {}) == said
     file.write_bytes(pickle.dumps(SimpleNamespace(cause=RuntimeError("something else\nmore"))))
-    assert "the Ray worker process failed: something else; the" in tune._failure(request, ended).error
+    assert "the Ray worker process failed: something else; the" in tune._failure(request, ended, {}).error
     file.unlink()
     (trial_folder(tmp_path, trial.trial_id) / "DONE.json").unlink()
-    assert "(killed, or out of memory?)" in tune._failure(request, ended).error
+    assert "(killed, or out of memory?)" in tune._failure(request, ended, {}).error
 
 
 def test_a_failure_under_ray_tells_why(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
