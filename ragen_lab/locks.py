@@ -13,10 +13,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+from weakref import WeakSet
 
 from ragen_lab.errors import HomeError, TrialLocked
 
 _A_LOOK = 2.0  # seconds: far longer than anyone who only looks (is_locked) keeps a lock
+_open: WeakSet[TextIO] = WeakSet()  # the files of this process's locks
+
+
+def _forget() -> None:
+    """A forked child shares its parent's open files, and would keep the locks of a parent that was killed."""
+    for handle in list(_open):
+        handle.close()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @contextmanager
@@ -68,12 +79,14 @@ def _only_read(handle: TextIO) -> bool:
 def _open_lock(file: Path) -> TextIO:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        return file.open("a+", encoding="utf-8")
+        handle = file.open("a+", encoding="utf-8")
     except OSError as error:
         raise HomeError(
             f"the lock {file} cannot be made: {error}. Make the folder writable, or move away what stands in its "
             f"place, and repeat the command; or name another folder with --home."
         ) from error
+    _open.add(handle)
+    return handle
 
 
 def _is_at(handle: TextIO, file: Path) -> bool:

@@ -132,6 +132,12 @@ def current(tags: Mapping[str, str]) -> bool:
     return tags.get(LEFT) != "true" and tags.get(REPLACED) != "true"
 
 
+def quieten() -> None:
+    """Give MLflow our settings, where the user has given none; it reads some of them at every request."""
+    for key, value in MLFLOW_QUIET.items():
+        os.environ.setdefault(key, value)
+
+
 def open_mlflow(uri: str) -> MlflowClient:
     """A client for ``uri``, with telemetry off, logging quiet and a SQLite database created and migrated.
 
@@ -140,8 +146,7 @@ def open_mlflow(uri: str) -> MlflowClient:
     """
     if fault := uri_fault(uri):
         raise ConfigError("track.mlflow_uri", [fault])
-    for key, value in MLFLOW_QUIET.items():
-        os.environ.setdefault(key, value)
+    quieten()
     from mlflow.tracking import MlflowClient
 
     for name in ("alembic", "urllib3"):  # after the import, which sets levels of its own

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -106,3 +110,41 @@ def test_a_long_reader_is_no_holder_by_name(tmp_path: Path) -> None:
         with pytest.raises(TrialLocked, match="worked on by a process that copies it") as caught, locked(file):
             pass
     assert f"process {os.getpid()}" not in str(caught.value)
+
+
+def test_a_lock_dies_with_its_holder_whatever_that_has_forked(tmp_path: Path) -> None:
+    """The loader of a trial's data, say, which a killed worker leaves behind."""
+    file = tmp_path / "lock"
+    script = """if True:
+        import multiprocessing, os, sys, time
+        from pathlib import Path
+        from ragen_lab.locks import locked
+        def load():
+            print(os.getpid(), flush=True)
+            time.sleep(120)
+        with locked(Path(sys.argv[1])):
+            multiprocessing.get_context("fork").Process(target=load).start()
+            time.sleep(120)
+    """
+    with subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        child = int(holder.stdout.readline())
+        try:
+            assert is_locked(file)
+            holder.kill()
+            holder.wait()
+            assert not is_locked(file)
+            with locked(file):
+                assert is_locked(file)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_fork_does_not_free_the_lock_of_its_parent(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with locked(file):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert is_locked(file)

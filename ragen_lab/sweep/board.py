@@ -6,6 +6,7 @@ beside it and for a machine of a cluster that shares the home.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ class Tail:
         """Take what has been added. A file that was cut back and rewritten is read anew."""
         try:
             with self.file.open("rb") as handle:
-                inode = self.file.stat().st_ino
+                inode = os.fstat(handle.fileno()).st_ino  # of what is open: at the path there may be another by now
                 if inode != self._inode:
                     self._begin()
                     self._inode = inode

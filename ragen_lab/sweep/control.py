@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -98,8 +99,10 @@ class Listener:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end.set()
-        self._thread.join()
-        self.pause.unlink(missing_ok=True)
+        try:
+            self._thread.join()
+        finally:
+            self.pause.unlink(missing_ok=True)
 
     def words(self) -> str:
         """How the sweep was ended, for people."""
@@ -271,10 +274,11 @@ def _state(home: Path, sweep: str, holder: Holder | None, done: bool) -> str:
     """running | pausing | stopping | done | not running."""
     if holder is None:
         return "done" if done else "not running"
-    asked = read_json(request_file(home, sweep))
-    if pause_file(home, sweep).exists():
-        return "pausing"
-    if isinstance(asked, dict) and asked.get("to") == lock_of(home, sweep).stat().st_mtime_ns:
+    asked, taken = read_json(request_file(home, sweep)), lock_of(home, sweep).stat().st_mtime_ns
+    with suppress(FileNotFoundError):
+        if pause_file(home, sweep).stat().st_mtime_ns > taken:  # an older one is of a driver that was killed
+            return "pausing"
+    if isinstance(asked, dict) and asked.get("to") == taken:
         return {"stop": "stopping", "pause": "pausing"}[asked["action"]]
     return "running"
 

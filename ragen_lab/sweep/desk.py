@@ -108,6 +108,7 @@ class Desk:
         if self.most is not None and job.trial.trial_id not in self._begun and len(self._begun) >= self.most:
             self._spent = True  # what the source has handed out stays undone until the next call
             return None
+        self.check()  # the choice of it may have been long, and the work of libraries
         self._begun.add(job.trial.trial_id)
         return self.request_of(job)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -100,10 +101,13 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
         lock = locked(control.lock_of(home, sweep.name), what="sweep")
         with terminable() as interrupts, lock, last_words(farewell):
             whole = with_proposals(sweep, home)
-            aside = None
-            if options.rerun is not None:
+            if options.rerun is None:
+                return _Driver(whole, options, home, ledger, console, interrupts).run()
+            with held():  # whatever comes, what was moved is told
                 aside = rerun.set_aside(whole, home, options.rerun, ledger, here=options.address is None)
-            return _Driver(whole, options, home, ledger, console, interrupts).run(aside)
+                driver = _Driver(whole, options, home, ledger, console, interrupts)
+                driver.say(rerun.told(aside, whole, home))
+            return driver.run(aside)
     finally:
         ledger.close()
 
@@ -130,9 +134,7 @@ class _Driver:
     def _at_work(self) -> list[Path]:
         return [entry.folder for entry in list(self.board.entries.values()) if entry.running]
 
-    def run(self, aside: Sequence[rerun.SetAside] | None = None) -> Finished:
-        if aside is not None:
-            self.say(rerun.told(aside, self.sweep, self.home))
+    def run(self, aside: Sequence[rerun.SetAside] = ()) -> Finished:
         here = bool(self.plan.pending) and self.options.address is None
         if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus, self.sweep.memory_gb)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
@@ -162,10 +164,13 @@ class _Driver:
         report = None
         try:
             with mirror:
-                if source is not None:
-                    self._train(source)
-                self.board.settle()
-            for entry in aside or ():
+                try:
+                    if source is not None:
+                        self._train(source)
+                finally:
+                    with held():  # what is told and mirrored of trials under way hangs on it
+                        self.board.settle()
+            for entry in aside:
                 self.say(rerun.compared(entry, self.home))
             if self.options.report and not self.interrupted:
                 report = self._report()
@@ -244,12 +249,17 @@ class _Driver:
         budget = Budget(self.sweep.budget, self.sweep.gpus, self.board.running, self.listener.end_now)
         try:
             told = lambda: self.stream.rows(self.board)  # noqa: E731
-            with Follower(self.board, self.console, live, on_poll=told), budget, self.listener:
+            with ExitStack() as stack:
+                with held():  # the thread of one that has not come to its block would never be ended
+                    stack.enter_context(Follower(self.board, self.console, live, on_poll=told))
+                    stack.enter_context(budget)
+                    stack.enter_context(self.listener)
                 self._engine(desk)
         except KeyboardInterrupt:
             self.interrupts.heard()
             self.interrupted = budget.spent is None  # which ends a trial of this process in the same way
         if self.listener.action is not None:
+            self.board.settle()  # a trial may have ended whose worker could not say so any more
             self.interrupted = not all(entry.view.done for entry in self.board.entries.values())
         if not self.interrupted:
             spent = budget.spent

@@ -129,8 +129,10 @@ class Ledger:
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
         with _home_errors(self.home):
-            self._database.execute("BEGIN IMMEDIATE")
+            if self._database.in_transaction:  # an interrupt came before the block of that change was entered
+                self._database.execute("ROLLBACK")
             try:
+                self._database.execute("BEGIN IMMEDIATE")  # may wait long, and an interrupt is raised after it
                 yield self._database
                 self._database.execute("COMMIT")
             except BaseException:

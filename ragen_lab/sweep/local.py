@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ragen_lab.errors import ConfigError
 from ragen_lab.sweep.desk import Desk
 from ragen_lab.sweep.guard import GB, Overdue
+from ragen_lab.sweep.interrupts import held
 from ragen_lab.sweep.worker import TrialRequest, TrialResult, record_failure, run_trial
 from ragen_lab.track import trial_folder
 
@@ -112,8 +113,9 @@ def run(
     if workers == 0:
         _in_process(desk, stop)
         return
-    pool = _Pool(slots(cpus, gpus, workers, memory_gb)[:most])
+    pool = _Pool()
     try:
+        pool.begin(slots(cpus, gpus, workers, memory_gb)[:most])
         pool.run(desk, stop)
     finally:
         pool.kill()
@@ -128,7 +130,7 @@ def _in_process(desk: Desk, stop: threading.Event) -> None:
             stop.wait(0.1)
             continue
         desk.started(request, os.getpid())
-        desk.ended(request, run_trial(request))
+        desk.ended(request, run_trial(request, desk.check))
 
 
 @dataclass
@@ -146,11 +148,19 @@ class _Worker:
 
 
 class _Pool:
-    def __init__(self, places: Sequence[str]) -> None:
-        self.workers = [_start(place) for place in places]
+    """Interrupts wait while a worker is started or ended: of one that is not written down nobody knows."""
+
+    def __init__(self) -> None:
+        self.workers: list[_Worker] = []
+
+    def begin(self, places: Sequence[str]) -> None:
+        for place in places:
+            with held():
+                self.workers.append(_start(place))
 
     def run(self, desk: Desk, stop: threading.Event) -> None:
         while not stop.is_set():
+            desk.check()  # where all are busy, nothing is taken for hours
             for worker in self.workers:
                 free = sum(each.request is None for each in self.workers)
                 if worker.request is None and (request := desk.take(free)) is not None:
@@ -188,19 +198,21 @@ class _Pool:
             overdue = worker.overdue is not None and worker.overdue.late
             words = f"the worker process {how}{hint}; the trial's log.txt may say more."
             result = record_failure(request, words, overdue)
-            worker.close()
-            fresh = _start(worker.place)
-            worker.process, worker.pipe, worker.life = fresh.process, fresh.pipe, fresh.life
+            with held():
+                fresh = _start(worker.place)
+                worker.close()
+                worker.process, worker.pipe, worker.life = fresh.process, fresh.pipe, fresh.life
         worker.request = None
         return result
 
     def kill(self) -> None:
         """End the workers at once: what matters is on disk, and half-written files are never read."""
-        for worker in self.workers:
-            worker.process.kill()
-        for worker in self.workers:
-            worker.process.wait()
-            worker.close()
+        with held():
+            for worker in self.workers:
+                worker.process.kill()
+            for worker in self.workers:
+                worker.process.wait()
+                worker.close()
 
 
 def _start(place: str) -> _Worker:

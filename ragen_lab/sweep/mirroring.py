@@ -18,7 +18,7 @@ from rich.console import Console
 from ragen_lab.config import RunConfig
 from ragen_lab.errors import HomeError, TrackingError
 from ragen_lab.locks import locked
-from ragen_lab.mirror import MLflowMirror, default_uri
+from ragen_lab.mirror import MLflowMirror, default_uri, quieten
 from ragen_lab.mirror_folders import Mirror, TensorBoardMirror, WandbMirror
 from ragen_lab.runs import Run, from_home, reading_ledger, sweep_record
 from ragen_lab.sweep.board import Board
@@ -73,8 +73,14 @@ class Mirroring:
     def __enter__(self) -> Mirroring:
         self._idle = not self._hands or self._up_to_date()
         if not self._idle:
-            for hand in self._hands:
-                hand.thread.start()
+            self.ledger.record_mirror(self.sweep, {}, "")  # from here on they may hold half of a change
+            quieten()  # now: a trial of this process puts the environment back as it found it
+            try:
+                for hand in self._hands:
+                    hand.thread.start()
+            except BaseException:  # an interrupt: nobody will tell those that have begun to end
+                self._end.set()
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -91,12 +97,14 @@ class Mirroring:
     def _close(self) -> None:
         for hand in self._hands:
             self.run_ids |= hand.run_ids
-        behind = [hand.mirror for hand in self._hands if not hand.complete]
-        for mirror in behind:
-            self.say(
-                f"{mirror.name} at {mirror.place} lacks the newest results. They are safe in {self.home}; the next run "
-                f"of this sweep, or `{self.program} sync {self.sweep}`, writes them there."
+        behind = [hand for hand in self._hands if not hand.complete]
+        for hand in behind:
+            text = (
+                f"{hand.mirror.name} at {hand.mirror.place} lacks the newest results. They are safe in {self.home}; "
+                f"the next run of this sweep, or `{self.program} sync {self.sweep}`, writes them there."
             )
+            self.say(text)
+            hand.leave(text)
         self.ledger.record_mirror(self.sweep, self.run_ids, "" if behind else self._state(self.board.runs()))
 
     def folders(self) -> list[tuple[str, str]]:
@@ -164,6 +172,7 @@ class _Hand:
         self.run_ids: dict[str, str] = {}
         self._told: bool | None = None  # whether the stream was last told that it is up to date
         self._warned = False
+        self._left = False
         self.thread = threading.Thread(target=self._work, daemon=True, name=f"mirror-{mirror.name}")
 
     def _work(self) -> None:
@@ -196,8 +205,13 @@ class _Hand:
         self.behind, self.complete = False, last
         self._stream(True)
 
+    def leave(self, why: str) -> None:
+        """The last word on a mirror that lacks something; what its thread may still do is told to nobody."""
+        self._stream(False, error=why)
+        self._left = True
+
     def _stream(self, current: bool, **more: Any) -> None:
-        if current != self._told:
+        if current != self._told and not self._left:
             self._told = current
             self.of.tell(
                 "mirror",
@@ -235,6 +249,7 @@ def sync(home: Path, sweep: str) -> tuple[int, tuple[str, ...]]:
             cfg = _config(home, sweep)
             run_ids: dict[str, str] = {}
             mirrors = _mirrors(cfg, sweep, home, ledger.home_id, record["findings"])
+            ledger.record_mirror(sweep, {}, "")  # the next sweep looks for itself, even if this ends half-way
             for mirror in mirrors:
                 try:
                     mirror.forget()
@@ -245,7 +260,7 @@ def sync(home: Path, sweep: str) -> tuple[int, tuple[str, ...]]:
                         f"{error}\nThe results are safe in {home}. Start the server or mend the database, then repeat "
                         f"this command; for another address run the sweep again with --set track.mlflow_uri=URI."
                     ) from error
-            ledger.record_mirror(sweep, run_ids, "")  # the next sweep looks for itself
+            ledger.record_mirror(sweep, run_ids, "")
             return len(runs), tuple(mirror.place for mirror in mirrors)
     finally:
         ledger.close()

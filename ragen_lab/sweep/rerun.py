@@ -87,7 +87,7 @@ def set_aside(sweep: Sweep, home: Path, what: str, ledger: Ledger, here: bool = 
         for trial in trials:
             with locked(trial_folder(home, trial.trial_id) / LOCK_FILE):
                 moved.append(SetAside(trial, move_aside(home, trial.trial_id)))
-    except (HomeError, TrialLocked):
+    except (HomeError, TrialLocked, KeyboardInterrupt):
         for entry in moved:
             os.rename(entry.folder, trial_folder(home, entry.trial.trial_id))
         raise

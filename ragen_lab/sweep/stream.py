@@ -48,6 +48,7 @@ class Stream:
     def __init__(self, write: Write | None) -> None:
         self._write = write
         self._lock = threading.Lock()
+        self._rows = threading.Lock()  # who asks for the last rows waits until those before are told
         self._told: dict[str, int] = {}  # rows of a trial that are known to the reader
 
     def __call__(self, event: str, **fields: Any) -> None:
@@ -63,26 +64,27 @@ class Stream:
         """Tell the rows that running trials have written since."""
         if self._write is None:
             return
-        news = []
-        with board.lock:
-            for trial_id, entry in board.entries.items():
-                if not entry.running:
-                    continue
-                rows = entry.tail.rows
-                first = self._told.get(trial_id, entry.began)  # what was there before is no news
-                self._told[trial_id] = len(rows)
-                for row in rows[first:]:
-                    success = row.get(SUCCESS)
-                    news.append(
-                        {
-                            "trial_id": trial_id,
-                            "arm": entry.trial.arm,
-                            "seed": entry.trial.seed,
-                            "iteration": int(row["iteration"]),
-                            "iterations": entry.trial.cfg.train.iterations,
-                            "success": None if success is None else number_to_json(success),
-                            "alarms": alarms([row]),
-                        }
-                    )
-        for fields in news:
-            self("row", **fields)
+        with self._rows:
+            news = []
+            with board.lock:
+                for trial_id, entry in board.entries.items():
+                    if not entry.running:
+                        continue
+                    rows = entry.tail.rows
+                    first = self._told.get(trial_id, entry.began)  # what was there before is no news
+                    self._told[trial_id] = len(rows)
+                    for row in rows[first:]:
+                        success = row.get(SUCCESS)
+                        news.append(
+                            {
+                                "trial_id": trial_id,
+                                "arm": entry.trial.arm,
+                                "seed": entry.trial.seed,
+                                "iteration": int(row["iteration"]),
+                                "iterations": entry.trial.cfg.train.iterations,
+                                "success": None if success is None else number_to_json(success),
+                                "alarms": alarms([row]),
+                            }
+                        )
+            for fields in news:
+                self("row", **fields)

@@ -42,6 +42,7 @@ from ragen_lab.track import (
     trial_folder,
 )
 
+_ARRIVING = "arriving"  # the folder of a home in which copies become whole
 _LEFT_OUT = (LOCK_FILE, STAGE_FILE)
 
 
@@ -223,6 +224,7 @@ def bring(home: Path, planned: Transfer, sweep: str | None = None) -> Transfer:
     try:
         with ExitStack() as stack:
             stack.enter_context(locked(home / "import.lock", what="import"))
+            shutil.rmtree(home / _ARRIVING, ignore_errors=True)  # of an import that was killed
             for name in sorted(sweeps):
                 stack.enter_context(locked(lock_of(home, name), what="sweep"))
             arrivals = tuple(_bring_one(home, source, arrival) for arrival in planned.arrivals)
@@ -253,7 +255,7 @@ def _bring_one(home: Path, source: Path, planned: Arrival) -> Arrival:
         return planned
     trial_id = planned.trial_id
     theirs, ours = trial_folder(source, trial_id), trial_folder(home, trial_id)
-    arriving = home / "arriving" / trial_id
+    arriving = home / _ARRIVING / trial_id
     try:
         with _shared(theirs / LOCK_FILE), ExitStack() as stack:
             if ours.is_dir():
@@ -261,7 +263,6 @@ def _bring_one(home: Path, source: Path, planned: Arrival) -> Arrival:
             fresh = _arrival(home, source, trial_id, planned)
             if fresh.action not in ("copy", "replace"):
                 return fresh
-            shutil.rmtree(arriving, ignore_errors=True)  # of an import that was killed
             _copy(theirs, arriving, fresh.damaged)
             _put(arriving, ours)
             return fresh
@@ -324,9 +325,11 @@ def _lengthen(ours: Path, arriving: Path) -> None:
     """The rest of a trial into the folder that holds its first rows, whose lock is ours.
 
     The folder stays in its place, so that its lock keeps others out all the time, and so do its checkpoints: their rows
-    are those of the longer one. The rows come last: a kill before that leaves a trial of the old length, beside which
-    samples and checkpoints of later iterations count for nothing, and the next import brings the rest.
+    are those of the longer one. The rows come last but for DONE.json, which speaks of them: a kill before that leaves a
+    trial of the old length, beside which samples and checkpoints of later iterations count for nothing, and the next
+    import brings the rest.
     """
+    (ours / DONE_FILE).unlink(missing_ok=True)
     points = ours / "checkpoints"
     points.mkdir(exist_ok=True)
     for _, path in list_checkpoints(arriving):
@@ -336,10 +339,9 @@ def _lengthen(ours: Path, arriving: Path) -> None:
                 continue
             shutil.rmtree(target)
         os.rename(path, target)
-    if not (arriving / DONE_FILE).exists():
-        (ours / DONE_FILE).unlink(missing_ok=True)
-    files = [path for path in arriving.iterdir() if path.is_file() and path.name != METRICS_FILE]
-    for file in [*sorted(files), arriving / METRICS_FILE]:
+    last = [METRICS_FILE, DONE_FILE]
+    files = [path for path in arriving.iterdir() if path.is_file() and path.name not in last]
+    for file in [*sorted(files), *(arriving / name for name in last if (arriving / name).exists())]:
         os.replace(file, ours / file.name)
     shutil.rmtree(arriving)
 

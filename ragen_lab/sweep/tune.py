@@ -109,6 +109,7 @@ class _Listener(tune.Callback):  # type: ignore[misc]
 
     def __init__(self, desk: Desk, stop: threading.Event) -> None:
         self.desk, self.stop = desk, stop
+        self.before: dict[str, Any] = {}  # trial id -> its DONE.json as its attempt began
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # as above
@@ -119,7 +120,9 @@ class _Listener(tune.Callback):  # type: ignore[misc]
             raise KeyboardInterrupt
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.desk.started(trial.config["request"])
+        request = trial.config["request"]
+        self.before[request.trial_id] = _done(request)
+        self.desk.started(request)
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
         if "result" in result:
@@ -127,16 +130,24 @@ class _Listener(tune.Callback):  # type: ignore[misc]
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         request = trial.config["request"]
-        self.desk.ended(request, _failure(request, trial))
+        before = self.before.pop(request.trial_id, _done(request))  # one that has not begun has written nothing
+        self.desk.ended(request, _failure(request, trial, before))
 
 
-def _failure(request: TrialRequest, trial: Any) -> TrialResult:
-    """What a failed attempt told; a worker that was killed told nothing, and may have left a note in the folder."""
+def _done(request: TrialRequest) -> dict[str, Any]:
+    return read_done(trial_folder(Path(request.home), request.trial_id)) or {}
+
+
+def _failure(request: TrialRequest, trial: Any, before: dict[str, Any]) -> TrialResult:
+    """What a failed attempt told; a worker that was killed told nothing, and may have left a note in the folder.
+
+    ``before``: the note of an earlier attempt.
+    """
     raised = _raised(trial)
     if isinstance(raised, TrialFailed):
         return _result(raised.args[0])
-    done = read_done(trial_folder(Path(request.home), request.trial_id)) or {}
-    error = done.get("error") if done.get("status") == "failed" else None
+    done = _done(request)
+    error = done.get("error") if done.get("status") == "failed" and done != before else None
     if error:
         return TrialResult(request.trial_id, "failed", int(done["iteration"]), error=error, cause=done.get("cause", ""))
     words = str(raised).strip().splitlines()

@@ -145,9 +145,11 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._thread.join()
-        if self._live is not None:
-            self._live.stop()
+        try:
+            self._thread.join()
+        finally:  # whatever comes, a terminal gets its cursor back
+            if self._live is not None:
+                self._live.stop()
 
     def _follow(self) -> None:
         told = time.monotonic()

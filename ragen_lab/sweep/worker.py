@@ -91,15 +91,18 @@ class TrialResult:
     cause: str = ""  # of a failure, where it is known: hung | memory | disk | killed
 
 
-def run_trial(request: TrialRequest) -> TrialResult:
-    """Bring one trial to where its config wants it. Never raises for what goes wrong inside the trial."""
+def run_trial(request: TrialRequest, check: Callable[[], None] = lambda: None) -> TrialResult:
+    """Bring one trial to where its config wants it. Never raises for what goes wrong inside the trial.
+
+    ``check`` raises KeyboardInterrupt where the user's came to nothing in this process.
+    """
     started = time.monotonic()
     folder = trial_folder(Path(request.home), request.trial_id)
     while request.pause is not None and Path(request.pause).exists():
         time.sleep(0.2)  # the driver ends this process once the trials under way have come to rest
     try:
         with _held(folder, request.patience):
-            result = _run_locked(request, folder)
+            result = _run_locked(request, folder, check)
     except TrialLocked as error:
         result = TrialResult(request.trial_id, "pending", look(folder, request.cfg).iteration, error=str(error))
     except OSError as error:  # outside the trial: its folder itself cannot be used
@@ -107,7 +110,7 @@ def run_trial(request: TrialRequest) -> TrialResult:
     return replace(result, seconds=time.monotonic() - started, pid=os.getpid(), host=socket.gethostname())
 
 
-def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
+def _run_locked(request: TrialRequest, folder: Path, check: Callable[[], None]) -> TrialResult:
     view = look(folder, request.cfg)
     if _reached(view, request):
         _write_missing_end(folder, view)
@@ -125,7 +128,7 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
         try:
             trainer: Trainer = _find(request.trainer)
             pause = Path(request.pause) if request.pause else None
-            tracker = _GuardedTracker(folder, request.cfg, guard, pause)
+            tracker = _GuardedTracker(folder, request.cfg, guard, pause, check)
             notes = tracker.notes
             write_provenance(folder, len(tracker.rows), request.command, request.seed)
             stage = _Stage(folder / STAGE_FILE, guard)
@@ -151,6 +154,7 @@ def _run_locked(request: TrialRequest, folder: Path) -> TrialResult:
             f"{folder / LOG_FILE}"
         )
     if error is not None:
+        check()  # what a library has made of an interrupt is no failure
         _write_failure(folder, view.iteration, error, cause)
         return TrialResult(
             request.trial_id,
@@ -273,15 +277,18 @@ def _mtime(file: Path) -> float | None:
 
 
 class _GuardedTracker(FolderTracker):
-    """A folder tracker that tells the guard of every new row."""
+    """A folder tracker that tells the guard of every new row, and asks whether to go on."""
 
-    def __init__(self, folder: Path, cfg: RunConfig, guard: Guard, pause: Path | None) -> None:
+    def __init__(
+        self, folder: Path, cfg: RunConfig, guard: Guard, pause: Path | None, check: Callable[[], None]
+    ) -> None:
         super().__init__(folder, cfg, pause)
-        self._guard = guard
+        self._guard, self._check = guard, check
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         super().log(iteration, metrics)
         self._guard.alive()
+        self._check()
 
 
 class _Stage:
@@ -418,8 +425,9 @@ def _as_it_was() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(environment)
+        for name in os.environ.keys() - environment.keys():
+            os.environ.pop(name, None)
+        os.environ.update(environment)  # at no moment is it empty: other threads of this process read it
         os.chdir(folder)
         logging.root.setLevel(level)
         logging.root.handlers[:] = handlers

@@ -8,17 +8,18 @@ import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from ragen_lab.runs import View
-from ragen_lab.sweep.board import Board, duration, plural
+from ragen_lab.sweep.board import Board, Tail, duration, plural
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.watch import Follower, alarms, cut_in_the_middle, sparkline, table
 from ragen_lab.sweep.worker import TrialResult
-from ragen_lab.track import trial_folder
+from ragen_lab.track import METRICS_FILE, FolderTracker, trial_folder
 
 Make = Callable[..., Sweep]
 
@@ -200,6 +201,30 @@ def test_a_terminal_gets_the_table_and_a_log_gets_lines(sweep_of: Make, tmp_path
 @pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12600, "3.5 h")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_file_that_is_replaced_as_it_is_opened_is_read_anew(
+    sweep_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a worker that resumes: the rows of before are not taken for those of the new file."""
+    cfg = sweep_of().trials[0].cfg
+    folder = trial_folder(tmp_path, cfg.trial_id())
+    old = FolderTracker(folder, cfg)
+    for iteration in range(4):
+        old.log(iteration, {"eval/success": 0.25})
+    tail, resumed, real = Tail(folder / METRICS_FILE, cfg), FolderTracker(folder, cfg), Path.open
+
+    def replaced(file: Path, *given: Any, **more: Any) -> Any:
+        handle = real(file, *given, **more)
+        monkeypatch.undo()
+        resumed._cut(0)
+        resumed.log(0, {"eval/success": 0.75})
+        return handle
+
+    monkeypatch.setattr(Path, "open", replaced)
+    tail.poll()
+    tail.poll()
+    assert [row["eval/success"] for row in tail.rows] == [0.75]
 
 
 def test_plural() -> None:

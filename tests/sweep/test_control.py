@@ -22,10 +22,13 @@ from ragen_lab.locks import locked
 from ragen_lab.mirror import default_uri
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import control, rerun
+from ragen_lab.sweep.desk import Desk
 from ragen_lab.sweep.drive import Finished, Options, run_sweep
 from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep, load_sweep
-from ragen_lab.track import encode_row, list_checkpoints, read_done, read_rows, trial_folder
+from ragen_lab.sweep.worker import run_trial
+from ragen_lab.track import encode_row, list_checkpoints, read_done, read_rows, trial_folder, write_json
 from tests.sweep.conftest import FAKE, PAGE, calls, numbers, start_driver
 
 Make = Callable[..., Sweep]
@@ -148,6 +151,43 @@ def test_a_pause_of_what_is_about_to_end_is_no_pause(
     assert listener.action == "pause"
     assert not interrupts
     assert not control.pause_file(tmp_path, "tested").exists()
+
+
+def test_a_pause_of_a_driver_that_was_killed_is_not_the_next_ones(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """It may have nothing to train, and never look at what was left."""
+    home = tmp_path / "home"
+    drive(sweep_of())
+    control.pause_file(home, "tested").touch()
+    time.sleep(0.02)
+    with locked(control.lock_of(home, "tested"), what="sweep"):
+        assert control.status_of(home, "tested")["state"] == "running"
+        time.sleep(0.02)
+        control.pause_file(home, "tested").touch()
+        assert control.status_of(home, "tested")["state"] == "pausing"
+
+
+def test_a_stop_of_what_has_ended_is_no_stop(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last trial had ended, and its worker could not say so any more."""
+    home, sweep = tmp_path / "home", sweep_of()
+
+    def engine(desk: Desk, stop: threading.Event, **_: Any) -> None:
+        while request := desk.take(1):
+            desk.started(request, os.getpid())
+            result = run_trial(request)
+            if request.trial_id == sweep.trials[-1].trial_id:
+                lock = control.lock_of(home, "tested")
+                write_json(control.request_file(home, "tested"), {"action": "stop", "to": lock.stat().st_mtime_ns})
+                assert stop.wait(60)
+                return
+            desk.ended(request, result)
+
+    monkeypatch.setattr("ragen_lab.sweep.local.run", engine)
+    finished, text = drive(sweep, workers=1)
+    assert {trial["status"] for trial in finished.result["trials"]} == {"finished", "collapsed"}
+    assert "Stopped" not in text
+    assert finished.exit_code == 0
 
 
 def test_nothing_to_end(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
@@ -455,6 +495,56 @@ def test_a_rerun_says_what_it_moved_before_anything_can_fail(
     with pytest.raises(HomeError):
         run_sweep(sweep, chosen, Console(file=text, width=200))
     assert "The old results are kept in" in text.getvalue()
+
+
+@pytest.mark.parametrize("moment", ["the first move", "the second move", "the plan"])
+def test_a_rerun_that_is_interrupted_says_what_it_moved(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Of results that are no longer in their place nobody would know otherwise."""
+    sweep, text, moves = sweep_of(), io.StringIO(), iter(["the first move", "the second move"])
+    rename = os.rename
+    drive(sweep)
+
+    def interrupt(now: str) -> None:
+        if now == moment:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+    def moving(source: Path, target: Path) -> None:
+        rename(source, target)
+        interrupt(next(moves))
+
+    def planning(*given: Any) -> Any:
+        interrupt("the plan")
+        return make_plan(*given)
+
+    monkeypatch.setattr(rerun.os, "rename", moving)
+    monkeypatch.setattr("ragen_lab.sweep.drive.make_plan", planning)
+    chosen = Options(tmp_path / "home", "local", 0, trainer=FAKE, report=False, rerun="keep_ratio=1.0")
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(sweep, chosen, Console(file=text, width=200))
+    assert "The old results are kept in" in text.getvalue()
+    assert len(list((tmp_path / "home" / "set-aside").iterdir())) == 2
+
+
+def test_a_rerun_that_is_interrupted_twice_as_it_moves_moves_nothing(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, sweep, rename, moves = tmp_path / "home", sweep_of(), os.rename, iter([0, 2])
+    drive(sweep)
+    before = rows_of(home)
+
+    def interrupted(source: Path, target: Path) -> None:
+        for _ in range(next(moves, 0)):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+        rename(source, target)
+
+    monkeypatch.setattr(rerun.os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        drive(sweep, rerun="keep_ratio=1.0")
+    assert rows_of(home) == before
 
 
 PRUNING = """

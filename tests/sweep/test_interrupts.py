@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
+import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,15 +17,23 @@ from typing import Any
 
 import pytest
 from ray._private import utils as ray_utils
+from rich.console import Console
 
 from ragen_lab.config import RunConfig
-from ragen_lab.sweep import tune
+from ragen_lab.sweep import control, local, tune
+from ragen_lab.sweep.board import Board
+from ragen_lab.sweep.desk import Desk, Job
 from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.interrupts import held, terminable
+from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.watch import Follower
 from ragen_lab.track import Outcome, Tracker
 from tests.sweep import fake
 from tests.sweep.conftest import calls
+from tests.sweep.test_search import HALVING
 
 Make = Callable[..., Sweep]
 Drive = Callable[..., tuple[Finished, str]]
@@ -88,12 +99,20 @@ def swallowing(cfg: RunConfig, tracker: Tracker, home: Path, progress: Any = Non
     return fake.train(cfg, tracker, home, progress, until)
 
 
+def swallowing_at_its_end(
+    cfg: RunConfig, tracker: Tracker, home: Path, progress: Any = None, until: Any = None
+) -> Outcome:
+    outcome = fake.train(cfg, tracker, home, progress, until)
+    swallow(signal.SIGTERM)
+    return outcome
+
+
 def test_a_sweep_ends_although_a_library_took_the_interrupt(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
-    """In its trial, in a sweep's own process: that one runs to its end, and no other begins."""
+    """In its trial, in a sweep's own process: that one ends with its next row, and no other begins."""
     finished, text = drive(sweep_of(), trainer="tests.sweep.test_interrupts:swallowing")
     assert finished.exit_code == 130
     assert "Interrupted" in text
-    assert len({trial for trial, _ in calls(tmp_path / "home")}) == 1
+    assert sum(calls(tmp_path / "home").values()) == 1
 
 
 def test_no_report_is_made_where_the_last_trial_took_the_interrupt(
@@ -102,7 +121,7 @@ def test_no_report_is_made_where_the_last_trial_took_the_interrupt(
     made: list[str] = []
     monkeypatch.setattr("ragen_lab.sweep.drive.report_of", lambda *given: made.append("a report"))
     page = "base: base.yaml\nseeds: 1\naxes: {filter.keep_ratio: [1.0]}\n"
-    trainer = "tests.sweep.test_interrupts:swallowing"
+    trainer = "tests.sweep.test_interrupts:swallowing_at_its_end"
     finished, _ = drive(sweep_of(page), trainer=trainer, report=True, out=tmp_path / "report.html")
     assert finished.exit_code == 130
     assert [trial["status"] for trial in finished.result["trials"]] == ["finished"]
@@ -152,6 +171,89 @@ def test_an_interrupt_that_the_report_took_is_not_lost(
     assert "Interrupted" in text
 
 
+def test_an_interrupt_after_the_engine_leaves_nothing_running(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one, while the driver writes down which trials were ended."""
+
+    def take_two(line: str) -> None:
+        if '"row"' in line and not again:
+            again.append(line)
+            _thread.interrupt_main(signal.SIGTERM)
+
+    def interrupted(ledger: Ledger, sweep: str, ended: Any) -> None:
+        if again:
+            raise KeyboardInterrupt
+        prune(ledger, sweep, ended)
+
+    again: list[str] = []
+    prune = Ledger.prune
+    monkeypatch.setattr(Ledger, "prune", interrupted)
+    monkeypatch.setenv("FAKE_SLEEP", "0.3")
+    finished, text = drive(sweep_of(HALVING), workers=1, events=take_two)
+    assert finished.exit_code == 130
+    assert "running," not in text
+    assert " running." not in text
+    assert finished.result["trials"][0]["status"] == "stopped"
+
+
+@pytest.mark.parametrize("name", ["follower", "budget", "listener"])
+def test_an_interrupt_as_a_thread_begins_leaves_none_behind(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It would draw its table, end the budget or answer requests for ever."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == name:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    finished, _ = drive(sweep_of(budget__minutes=30), workers=1)
+    assert finished.exit_code == 130
+    left = [thread for thread in threading.enumerate() if thread.name == name]
+    for thread in left:
+        thread.join(timeout=5)
+    assert [thread for thread in left if thread.is_alive()] == []
+
+
+def unjoined(self: threading.Thread, timeout: float | None = None) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_terminal_is_given_back_although_its_thread_cannot_be_waited_for(
+    sweep_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table hides the cursor while it is there."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100)
+    follower = Follower(Board(make_plan(sweep_of(), tmp_path), tmp_path), console, live=True)
+    join = threading.Thread.join
+
+    def unjoined(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "follower":
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", unjoined)
+    with pytest.raises(KeyboardInterrupt), follower:
+        pass
+    assert text.getvalue().rfind("\x1b[?25h") > text.getvalue().rfind("\x1b[?25l") > -1
+
+
+def test_no_trial_goes_on_resting_although_the_listener_cannot_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locks").mkdir()
+    listener = control.Listener(tmp_path, "tested", threading.Event(), list, False)
+    monkeypatch.setattr(threading.Thread, "join", unjoined)
+    with pytest.raises(KeyboardInterrupt), listener:
+        listener.pause.touch()
+    assert not listener.pause.exists()
+
+
 def signalled(times: int, reached: list[int]) -> None:
     with held():
         for _ in range(times):
@@ -195,3 +297,116 @@ def test_ray_does_not_install_its_handler_of_sigterm() -> None:
         ray_utils.set_sigterm_handler(signal.SIG_DFL)
     assert signal.getsignal(signal.SIGTERM) is handler
     assert ray_utils.set_sigterm_handler.__module__ == ray_utils.__name__
+
+
+class Line:
+    """A desk with one request for a worker that is killed as it gets it."""
+
+    adaptive = False
+
+    def __init__(self, home: Path) -> None:
+        self.left = [SimpleNamespace(trial_id="t", home=str(home), limits=Limits())]
+
+    def take(self, free: int) -> Any:
+        return self.left.pop() if self.left else None
+
+    def waits(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        return None
+
+    def started(self, request: Any, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def ended(self, request: Any, result: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3, "end"])
+def test_an_interrupt_as_workers_are_started_or_ended_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int | str
+) -> None:
+    """The third is there to replace one that was killed."""
+    start, kill = local._start, subprocess.Popen.kill
+    processes: list[subprocess.Popen[bytes]] = []
+    signals = [signal.SIGTERM]
+
+    def interrupt() -> None:
+        if signals:
+            os.kill(os.getpid(), signals.pop())
+            time.sleep(0.01)
+
+    def starting(place: str) -> Any:
+        worker = start(place)
+        processes.append(worker.process)
+        if len(processes) == moment:
+            interrupt()
+        return worker
+
+    def ending(process: subprocess.Popen[bytes]) -> None:
+        kill(process)
+        if moment == "end":
+            interrupt()
+
+    monkeypatch.setattr(local, "_start", starting)
+    monkeypatch.setattr(local, "record_failure", lambda *given: None)
+    monkeypatch.setattr(subprocess.Popen, "kill", ending)
+    line: Any = Line(tmp_path)
+    try:
+        with terminable(), pytest.raises(KeyboardInterrupt):
+            local.run(line, threading.Event(), workers=2, most=2)
+        assert processes
+        assert [process for process in processes if process.poll() is None] == []
+    finally:
+        for process in processes:
+            kill(process)
+
+
+def test_a_pool_whose_workers_are_all_busy_ends_too(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hands out nothing before a trial has ended, which may take hours."""
+    monkeypatch.setenv("FAKE_SLEEP", "20")
+
+    def hear(line: str) -> None:
+        if '"started"' in line:
+            swallow(signal.SIGTERM)
+
+    finished, _ = drive(sweep_of(seeds=1), workers=1, events=hear)
+    assert finished.exit_code == 130
+    assert [trial["status"] for trial in finished.result["trials"]] == ["pending"] * 2
+
+
+def test_nothing_is_begun_where_the_choice_of_it_took_the_interrupt() -> None:
+    """A sampler's library, say."""
+    with terminable() as interrupts:
+
+        def take() -> Job:
+            swallow(signal.SIGTERM)
+            return Job(SimpleNamespace(trial_id="t"))  # type: ignore[arg-type]
+
+        source: Any = SimpleNamespace(adaptive=False, take=take)
+        desk = Desk(source, lambda job: pytest.fail("begun"), lambda event: None, check=interrupts.check)
+        with pytest.raises(KeyboardInterrupt):
+            desk.take(1)
+
+
+def turning(cfg: RunConfig, tracker: Tracker, home: Path, progress: Any = None, until: Any = None) -> Outcome:
+    """A library that makes an error of its own of whatever comes."""
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+    except BaseException as error:
+        raise RuntimeError("an exception was set") from error
+    raise AssertionError("the signal was lost")
+
+
+def test_an_interrupt_that_a_library_turned_into_an_error_is_no_failure(
+    sweep_of: Make, drive: Drive, tmp_path: Path
+) -> None:
+    finished, text = drive(sweep_of(), trainer="tests.sweep.test_interrupts:turning")
+    assert finished.exit_code == 130
+    assert "Failed" not in text
+    assert {trial["status"] for trial in finished.result["trials"]} == {"pending"}
+    assert not list((tmp_path / "home").glob("trials/*/DONE.json"))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import threading
+import time
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragen_lab.errors import HomeError
+from ragen_lab.runs import LEDGER_FILE
 from ragen_lab.sweep.ledger import Ledger
 
 RECORD = {"name": "s", "file": "f", "findings": "[]", "warnings": "[]", "command": "", "created": 0, "updated": 0}
@@ -62,6 +69,40 @@ def test_a_commit_that_fails_leaves_no_transaction_open(tmp_path: Path) -> None:
     rows = ledger._read("SELECT trial_id FROM attempts").fetchall()
     assert [row["trial_id"] for row in rows] == ["second"]
     ledger.close()
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_while_another_writes_leaves_no_transaction_open(tmp_path: Path) -> None:
+    """It is raised when SQLite returns, with the transaction begun; an open one would keep every other driver out."""
+    ledger, other = Ledger(tmp_path), Ledger(tmp_path)
+    database = sqlite3.connect(tmp_path / LEDGER_FILE, isolation_level=None, check_same_thread=False)
+    database.execute("BEGIN IMMEDIATE")
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        database.execute("ROLLBACK")
+
+    threading.Timer(0.3, interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        ledger.attempt_started("tested", "first", 1)
+    assert not ledger._database.in_transaction
+    other._database.execute("PRAGMA busy_timeout = 0")
+    other.attempt_started("tested", "second", 1)
+    ledger.attempt_started("tested", "third", 1)
+    rows = ledger._read("SELECT trial_id FROM attempts").fetchall()
+    assert [row["trial_id"] for row in rows] == ["second", "third"]
+
+
+def test_an_interrupt_before_the_block_of_a_change_is_undone_by_the_next(tmp_path: Path) -> None:
+    """Its exception may still be under way, with the block's frame."""
+    ledger = Ledger(tmp_path)
+    opened: Generator[Any] = ledger._change().gen  # type: ignore[attr-defined]
+    next(opened).execute("INSERT INTO meta VALUES ('half', '')")
+    ledger.attempt_started("tested", "first", 1)
+    assert ledger._read("SELECT * FROM meta WHERE key = 'half'").fetchall() == []
+    opened.close()
+    assert len(ledger.attempts("first")) == 1
 
 
 def test_a_trial_adopted_again_is_as_where_it_came_further(tmp_path: Path) -> None:

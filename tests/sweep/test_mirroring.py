@@ -22,15 +22,17 @@ from typing import Any
 import pytest
 
 from ragen_lab import mirror_folders
+from ragen_lab.config import RunConfig
 from ragen_lab.errors import ConfigError, TrackingError
-from ragen_lab.mirror import MLflowMirror, default_uri, open_mlflow
+from ragen_lab.mirror import MLFLOW_QUIET, MLflowMirror, default_uri, open_mlflow
 from ragen_lab.mirror_traces import sample, write_traces
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import mirroring
 from ragen_lab.sweep.drive import Finished
-from ragen_lab.sweep.mirroring import sync
+from ragen_lab.sweep.mirroring import Mirroring, sync
 from ragen_lab.sweep.spec import Sweep
-from ragen_lab.track import read_system
+from ragen_lab.track import Outcome, Tracker, read_system
+from tests.sweep import fake
 from tests.sweep.conftest import PAGE, numbers
 from tests.sweep.talking import trajectory
 from tests.sweep.test_search import HALVING
@@ -524,3 +526,132 @@ def test_a_sweep_without_mlflow_can_be_shown_there(sweep_of: Make, drive: Drive,
     assert not (home / "mlflow.db").exists()
     assert sync(home, "tested") == (2, (default_uri(home),))
     assert len(from_mlflow(default_uri(home), "tested")) == 2
+
+
+def ended(*_: Any, **__: Any) -> None:
+    """What a kill at that moment leaves behind."""
+    raise KeyboardInterrupt
+
+
+def test_a_rebuilding_that_was_killed_is_not_taken_for_complete(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the deletion and the writing: the next call of the sweep finds that nothing is there."""
+    drive(sweep_of(seeds=1, mlflow=True))
+    monkeypatch.setattr(MLflowMirror, "flush", ended)
+    with pytest.raises(KeyboardInterrupt):
+        sync(tmp_path / "home", "tested")
+    monkeypatch.undo()
+    drive(sweep_of(seeds=1, mlflow=True))
+    assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 2
+
+
+def test_what_a_killed_driver_has_changed_is_changed_back(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials leave, their runs are marked, the driver is killed before it writes that down, and the trials return."""
+    drive(sweep_of(mlflow=True))
+    monkeypatch.setattr(Mirroring, "_close", ended)
+    drive(sweep_of(mlflow=True, seeds=1))
+    monkeypatch.undo()
+    assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 2
+    drive(sweep_of(mlflow=True))
+    assert len(from_mlflow(default_uri(tmp_path / "home"), "tested")) == 4
+
+
+def test_an_interrupt_as_the_mirrors_begin_ends_those_that_have(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "mirror-MLflow":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    assert drive(sweep_of(seeds=1, mlflow=True))[0].exit_code == 130
+    left = [thread for thread in threading.enumerate() if thread.name == "mirror-MLflow"]
+    for thread in left:
+        thread.join(timeout=60)
+    assert [thread for thread in left if thread.is_alive()] == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("how", ["broke", "left"])
+def test_the_last_word_on_a_mirror_that_lacks_something_is_that_it_is_behind(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its thread broke, or nobody waited for it; then what it goes on to do is no news after the summary."""
+    lines: list[str] = []
+    flushed, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def flush(*_: Any, **__: Any) -> dict[str, str]:
+        if not flushed.is_set():
+            flushed.set()
+            return {}
+        if how == "broke":
+            raise ValueError("broken")
+        go.wait(60)
+        return {}
+
+    def end(*_: Any) -> dict[str, str]:
+        ended.set()
+        return {}
+
+    def left(thread: threading.Thread, timeout: float | None = None) -> None:
+        assert flushed.wait(60)
+        if how == "left" and thread.name == "mirror-MLflow":
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    join = threading.Thread.join
+    monkeypatch.setattr(MLflowMirror, "flush", flush)
+    monkeypatch.setattr(MLflowMirror, "end", end)
+    monkeypatch.setattr(threading.Thread, "join", left)
+    _, text = drive(sweep_of(seeds=1, mlflow=True), events=lines.append)
+    assert "lacks the newest results" in text
+    go.set()
+    assert how == "broke" or ended.wait(60)
+    for thread in threading.enumerate():
+        if thread.name == "mirror-MLflow":
+            join(thread, 60)
+    events = [json.loads(line) for line in lines]
+    assert [event["state"] for event in events if event["event"] == "mirror"] == ["current", "behind"]
+    assert events[-1]["event"] == "summary"
+
+
+def opened_meanwhile(cfg: RunConfig, tracker: Tracker, home: Path, progress: Any = None, until: Any = None) -> Outcome:
+    """A trial in the driver's own process, in the midst of which the mirror's thread begins."""
+    BEGUN.set()
+    assert OPENED.wait(60)
+    return fake.train(cfg, tracker, home, progress, until)
+
+
+BEGUN, OPENED = threading.Event(), threading.Event()
+
+
+def test_a_trial_that_ends_takes_no_setting_of_mlflow_along(
+    sweep_of: Make, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it leaves in the environment is put back; without ours, a server that is gone is waited for for minutes."""
+    for key in MLFLOW_QUIET:
+        monkeypatch.delenv(key, raising=False)
+    flush, end = MLflowMirror.flush, MLflowMirror.end
+    found: dict[str, str | None] = {}
+
+    def flushing(*given: Any) -> dict[str, str]:
+        assert BEGUN.wait(60)
+        try:
+            return flush(*given)
+        finally:
+            OPENED.set()
+
+    def ending(*given: Any) -> dict[str, str]:
+        found.update({key: os.environ.get(key) for key in MLFLOW_QUIET})
+        return end(*given)
+
+    monkeypatch.setattr(MLflowMirror, "flush", flushing)
+    monkeypatch.setattr(MLflowMirror, "end", ending)
+    drive(sweep_of(seeds=1, mlflow=True), trainer="tests.sweep.test_mirroring:opened_meanwhile")
+    assert found == MLFLOW_QUIET

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,39 @@ def test_rows_that_a_resume_has_taken_back_are_told_again(sweep_of: Make, tmp_pa
         board.poll()
         stream.rows(board)
     assert [json.loads(line)["iteration"] for line in lines] == [0, 1, 2, 3, 4, 2, 3]
+
+
+def test_rows_are_told_before_the_end_although_another_thread_is_about_to_tell_them(
+    sweep_of: Make, tmp_path: Path
+) -> None:
+    sweep = sweep_of(seeds=1)
+    board = Board(make_plan(sweep, tmp_path), tmp_path)
+    told, first, go = [], threading.Event(), threading.Event()
+
+    def slow(line: str) -> None:
+        told.append(json.loads(line)["event"])
+        first.set()
+        assert go.wait(60)
+
+    stream, trial = Stream(slow), sweep.trials[0]
+    board.started(trial.trial_id)
+    write_rows(tmp_path, sweep, 0, 3)
+    board.poll()
+    follower = threading.Thread(target=stream.rows, args=(board,))
+    follower.start()
+    assert first.wait(60)
+
+    def end() -> None:
+        stream.rows(board)
+        stream("ended")
+
+    driver = threading.Thread(target=end)
+    driver.start()
+    time.sleep(0.2)
+    go.set()
+    driver.join(timeout=60)
+    follower.join(timeout=60)
+    assert told == ["row", "row", "row", "ended"]
 
 
 def test_a_reader_that_went_away_ends_nothing() -> None:

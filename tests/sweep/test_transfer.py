@@ -20,7 +20,7 @@ from ragen_lab.sweep.guard import STAGE_FILE
 from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.transfer import Transfer, as_json, bring, describe, plan_import
-from ragen_lab.track import damage, list_checkpoints, trial_folder
+from ragen_lab.track import damage, list_checkpoints, read_done, read_rows, trial_folder
 from tests.sweep.conftest import calls, numbers
 
 Make = Callable[..., Sweep]
@@ -307,12 +307,14 @@ def test_a_kill_at_every_step_of_a_replacement(
     assert len(steps) > 3 or killed
     assert rows_of(home, "short") == mine
     assert usable(home, trial) >= {4, 6}
+    done = read_done(folder)
+    assert done is None or done["iteration"] == len(read_rows(folder / "metrics.jsonl")) - 1
     for name, move in moves.items():
         monkeypatch.setattr(transfer.os, name, move)
     imported(home, other)
     assert rows_of(home) == rows_of(other)
     assert usable(home, trial) == {4, 6, 8}  # both had 6
-    assert not list((home / "arriving").iterdir())
+    assert not list((home / "arriving").glob("*"))
     drive(sweep_of(train__iterations=12), home)
     assert {i for t, i in calls(home) if t == trial} == {0, 1, 2, 3, 4, 5, 6, 9, 10, 11, 12}
 

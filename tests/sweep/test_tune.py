@@ -25,7 +25,7 @@ from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
-from ragen_lab.track import trial_folder
+from ragen_lab.track import trial_folder, write_done
 from tests.sweep.conftest import FAKE, calls, numbers, start_driver
 
 Make = Callable[..., Sweep]
@@ -91,6 +91,32 @@ def test_ray_itself_is_asked(sweep_of: Make, tmp_path: Path) -> None:
         tune.run(Desk(InOrder([trial]), lambda job: request, lambda event: None), threading.Event(), cpus=4096)
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_attempt_that_was_killed_early_has_not_failed_as_the_one_before(
+    sweep_of: Make, tmp_path: Path, begun: bool
+) -> None:
+    """What DONE.json said before it is no word of this attempt; what it says since is."""
+    trial, told = sweep_of().trials[0], []
+    request = TrialRequest(trial.trial_id, trial.arm, trial.seed, trial.cfg, str(tmp_path), FAKE)
+    folder = trial_folder(tmp_path, trial.trial_id)
+    folder.mkdir(parents=True)
+    write_done(folder, "failed", 5, error="ValueError: of yesterday")
+    seen = SimpleNamespace(
+        started=lambda request: None, ended=lambda request, result: told.append(result), check=lambda: None
+    )
+    listener = tune._Listener(seen, threading.Event())  # type: ignore[arg-type]
+    of_ray = SimpleNamespace(config={"request": request}, pickled_error_file=None)
+    if begun:
+        listener.on_trial_start(1, [], of_ray)
+    listener.on_trial_error(1, [], of_ray)
+    assert "the Ray worker process failed" in told[0].error
+    assert (told[0].iteration, told[0].cause) == (-1, "killed")
+    listener.on_trial_start(2, [], of_ray)
+    write_done(folder, "failed", 6, error="ValueError: of today")
+    listener.on_trial_error(2, [], of_ray)
+    assert (told[1].error, told[1].iteration) == ("ValueError: of today", 6)
+
+
 def test_an_interrupt_under_ray(write: Callable[..., Path], tmp_path: Path) -> None:
     """Ctrl-C ends a Ray sweep at once, and the local engine goes on from what Ray's workers wrote."""
     home, file = tmp_path / "home", write()
@@ -134,12 +160,12 @@ def test_a_failed_attempt_is_told_in_its_own_words(sweep_of: Make, tmp_path: Pat
     file = tmp_path / "raised"
     file.write_bytes(pickle.dumps(SimpleNamespace(cause=tune.TrialFailed(asdict(said)))))
     ended = SimpleNamespace(pickled_error_file=str(file))
-    assert tune._failure(request, ended) == said
+    assert tune._failure(request, ended, {}) == said
     file.write_bytes(pickle.dumps(SimpleNamespace(cause=RuntimeError("something else\nmore"))))
-    assert "the Ray worker process failed: something else; the" in tune._failure(request, ended).error
+    assert "the Ray worker process failed: something else; the" in tune._failure(request, ended, {}).error
     file.unlink()
     (trial_folder(tmp_path, trial.trial_id) / "DONE.json").unlink()
-    assert "(killed, or out of memory?)" in tune._failure(request, ended).error
+    assert "(killed, or out of memory?)" in tune._failure(request, ended, {}).error
 
 
 def test_a_failure_under_ray_tells_why(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:

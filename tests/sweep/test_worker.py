@@ -280,8 +280,8 @@ def test_attempts_name_the_machine_of_the_worker(
     """On a cluster the driver is elsewhere; of an attempt under Ray it knows neither process nor machine before."""
     from ragen_lab.sweep import local
 
-    def elsewhere(request: TrialRequest) -> Any:
-        return replace(run_trial(request), host="node7", pid=77)
+    def elsewhere(request: TrialRequest, *more: Any) -> Any:
+        return replace(run_trial(request, *more), host="node7", pid=77)
 
     monkeypatch.setattr(local, "run_trial", elsewhere)
     sweep = sweep_of(seeds=1)
@@ -314,3 +314,15 @@ def test_a_folder_that_cannot_be_made(sweep_of: Make, tmp_path: Path) -> None:
     assert (result.status, result.permanent) == ("failed", False)
     assert "--home" in (result.error or "")
     assert record_failure(request, "killed").status == "failed"
+
+
+def test_the_environment_is_put_back_without_being_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirrors' threads of this process read it at any moment."""
+    monkeypatch.setenv("KEPT", "as it was")
+    update, seen = os.environ.update, []
+    with monkeypatch.context() as patch, worker._as_it_was():
+        os.environ["KEPT"], os.environ["LEFT_BEHIND"] = "changed", "yes"
+        patch.setattr(os.environ, "update", lambda given: (seen.append("KEPT" in os.environ), update(given)))
+    assert seen == [True]
+    assert os.environ["KEPT"] == "as it was"
+    assert "LEFT_BEHIND" not in os.environ
