@@ -442,6 +442,7 @@ def test_a_run_begins_with_its_first_row(server: Path) -> None:
     later = again.end("FINISHED")
     assert later[works.trial_id] == ids[works.trial_id]
     assert client.get_run(later[waits.trial_id]).info.start_time == 1.7e12
+    assert client.get_run(later[waits.trial_id]).info.end_time == 1.7e12 + 2000  # and ends with its last
     assert client.get_run(ids[waits.trial_id]).info.lifecycle_stage == "deleted"
 
 
