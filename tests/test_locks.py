@@ -6,16 +6,19 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ragen_lab import locks
 from ragen_lab.errors import TrialLocked
 from ragen_lab.locks import is_locked, locked
 
@@ -148,3 +151,50 @@ def test_a_fork_does_not_free_the_lock_of_its_parent(tmp_path: Path) -> None:
         child.join()
         assert child.exitcode == 0
         assert is_locked(file)
+
+
+def test_who_waits_behind_a_reader_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two who wait would keep each other out once the reader has gone."""
+    file, pauses = tmp_path / "lock", []
+    file.touch()
+    with file.open("r") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            fcntl.flock(reader, fcntl.LOCK_UN)
+            with file.open("r") as another:
+                fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+        monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+        with locked(file):
+            pass
+    assert len(pauses) == 1
+
+
+@pytest.mark.parametrize(("wait", "comes"), [(60.0, True), (30.0, False), (0.0, False)])
+def test_a_reader_is_waited_for_as_long_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: float, comes: bool
+) -> None:
+    """A large trial takes its time to be copied."""
+    file, now, taken = tmp_path / "lock", [0.0], []
+    file.touch()
+    with file.open("r") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+
+        def pause(seconds: float) -> None:
+            now[0] += 1
+            if now[0] == 45:
+                fcntl.flock(reader, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=pause))
+        with suppress(TrialLocked), locked(file, wait=wait):
+            taken.append(now[0])
+    assert taken == ([45] if comes else [])
+
+
+def test_a_lock_names_its_last_holder_only(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    file.write_text("process 1 on a machine with a name that is longer than this one's is likely to be\n")
+    with locked(file):
+        assert file.read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"

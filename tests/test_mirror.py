@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ragen_lab.errors import TrackingError
-from ragen_lab.mirror import default_uri, open_mlflow, param_from_text, param_to_text
+from ragen_lab.mirror import (
+    MLflowMirror,
+    default_uri,
+    mlflow_errors,
+    open_mlflow,
+    param_from_text,
+    param_to_text,
+)
+from ragen_lab.mirror_traces import _held, _write
 from ragen_lab.runs import Run, from_mlflow
-from ragen_lab.track import encode_row, trial_folder
+from ragen_lab.track import TRAJECTORIES_FILE, encode_row, trial_folder
+from tests.sweep.talking import trajectory
 from tests.test_track import a_run, mirror, points, server  # noqa: F401 - a fixture among them
 
 
@@ -260,3 +272,105 @@ def test_a_long_command_reads_back(server: Path) -> None:  # noqa: F811
     (child,) = shown._children.values()
     assert json.loads(child.tags["provenance"])["commit"] == "abc"
     assert {run.trial_id: child.run_id} == ids
+
+
+def test_a_sweep_that_goes_on_is_shown_as_running(server: Path) -> None:  # noqa: F811
+    client, first = open_mlflow(default_uri(server)), mirror(server, "goes on")
+    first.flush([a_run(3)])
+    first.end("KILLED")
+    again = mirror(server, "goes on")
+    again.flush([a_run(4)])
+    assert again._parent == first._parent
+    assert client.get_run(first._parent).info.status == "RUNNING"
+
+
+def test_what_mlflow_may_store_lies_in_the_home(server: Path) -> None:  # noqa: F811
+    """Not in a folder of the working directory, whatever that is."""
+    mirror(server, "placed").flush([a_run(3)])
+    experiment = open_mlflow(default_uri(server)).get_experiment_by_name("placed")
+    assert experiment.artifact_location == (server / "mlflow-artifacts" / "placed").as_uri()
+
+
+def test_more_points_than_mlflow_takes_at_once(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr("ragen_lab.mirror._BATCH", 5)
+    (run_id,) = mirror(server, "many").flush([a_run(8)]).values()
+    for name in ("eval/success", "bad"):
+        assert [step for step, _ in points(default_uri(server), run_id, name)] == list(range(8))
+
+
+class Page(list[Any]):
+    token: str | None = None
+
+
+class Pages:
+    """Answers a search for runs or traces in pages of two."""
+
+    def __init__(self, found: list[Any]) -> None:
+        self.found = found
+
+    def search_runs(self, *_: Any, page_token: str | None, **__: Any) -> Page:
+        end = int(page_token or 0) + 2
+        page = Page(self.found[end - 2 : end])
+        page.token = str(end) if end < len(self.found) else None
+        return page
+
+    search_traces = search_runs
+
+
+def test_more_runs_and_traces_than_mlflow_tells_at_once(server: Path) -> None:  # noqa: F811
+    """A run that is overlooked would be written a second time."""
+    shown = mirror(server, "pages")
+    shown._client = Pages(list("abcde"))
+    assert shown._search("") == list("abcde")
+    traces = [SimpleNamespace(info=SimpleNamespace(trace_id=each)) for each in "abcde"]
+    assert _held(Pages(traces), "1", "run") == set("abcde")  # type: ignore[arg-type]
+
+
+def test_secrets_of_an_address_are_not_told() -> None:
+    """Neither where it is named as a place, nor in what goes wrong there."""
+    uri = "postgresql://me:hunter2@h/runs"
+    with pytest.raises(TrackingError, match=r"redacted.*no answer from") as caught, mlflow_errors(uri):
+        raise OSError(f"no answer from {uri}")
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in MLflowMirror(uri, "s", Path("/nowhere"), "h").place
+
+
+def test_traces_are_of_the_view_of_the_sweep_and_not_of_a_trial_under_way(server: Path) -> None:  # noqa: F811
+    """Its sample would be another one at every flush; and what another sweep went on to is not this one's."""
+    from mlflow.tracing.client import TracingClient
+
+    folder = trial_folder(server, a_run(seed=7).trial_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [{"iteration": i, **trajectory(i, 0)} for i in range(6)]
+    (folder / TRAJECTORIES_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    shown, client, seen = mirror(server, "traced"), TracingClient(default_uri(server)), []
+    for status in ("running", "stopped"):
+        (run_id,) = shown.flush([a_run(4, seed=7, status=status)]).values()
+        found = client.search_traces(locations=[shown._experiment], run_id=run_id, include_spans=False)
+        seen.append(sorted(trace.info.tags["iteration"] for trace in found))
+    assert seen == [[], ["0", "3"]]
+
+
+def test_a_trace_can_be_found_once_it_is_whole() -> None:
+    """A driver that is killed in between leaves spans that nobody sees; the next one writes them again."""
+    told: list[str] = []
+    client = SimpleNamespace(
+        log_spans=lambda *_: told.append("its spans"), start_trace=lambda *_: told.append("its head")
+    )
+    _write(client, "1", "run", f"tr-{'0' * 32}", {"iteration": 0, **trajectory(0, 0)}, 0)  # type: ignore[arg-type]
+    assert told == ["its spans", "its head"]
+
+
+def test_the_tenth_trial_comes_after_the_second(server: Path) -> None:  # noqa: F811
+    """Where people sort by the place in the sweep: MLflow's tags are texts."""
+    second, tenth = a_run(1), a_run(1, seed=1)
+    shown = mirror(server, "sorted")
+    ids = shown.flush([tenth, second], positions={second.trial_id: 2, tenth.trial_id: 10})
+    client = open_mlflow(default_uri(server))
+    found = client.search_runs([shown._experiment], "tags.arm != ''", order_by=["tags.position ASC"])
+    assert [run.info.run_id for run in found] == [ids[second.trial_id], ids[tenth.trial_id]]
+
+
+def test_who_reads_the_database_does_not_keep_the_sweep_from_writing(server: Path) -> None:  # noqa: F811
+    with closing(sqlite3.connect(server / "mlflow.db")) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -430,6 +430,8 @@ def test_a_run_begins_with_its_first_row(server: Path) -> None:
     uri, client = default_uri(server), open_mlflow(default_uri(server))
     waits, works = a_run(0, status="pending"), a_run(2, seed=1)
     first = mirror(server, "begins")
+    warms_up = a_run(0, seed=2, status="running")
+    assert set(first.flush([waits, works, warms_up])) == {works.trial_id}
     assert set(first.flush([waits, works])) == {works.trial_id}
     ids = first.end("KILLED")
     assert set(ids) == {waits.trial_id, works.trial_id}
@@ -440,6 +442,7 @@ def test_a_run_begins_with_its_first_row(server: Path) -> None:
     later = again.end("FINISHED")
     assert later[works.trial_id] == ids[works.trial_id]
     assert client.get_run(later[waits.trial_id]).info.start_time == 1.7e12
+    assert client.get_run(later[waits.trial_id]).info.end_time == 1.7e12 + 2000  # and ends with its last
     assert client.get_run(ids[waits.trial_id]).info.lifecycle_stage == "deleted"
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ragen_lab.locks import locked
+from ragen_lab.sweep import guard
 from ragen_lab.sweep.drive import Finished
-from ragen_lab.sweep.guard import KILLED_FILE, STAGE_FILE, Limits, Overdue, last_words, resident
+from ragen_lab.sweep.guard import KILLED_FILE, STAGE_FILE, Guard, Limits, Overdue, last_words, resident
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import record_failure, run_trial
@@ -202,3 +206,34 @@ def test_resident_memory_is_that_of_now() -> None:
     assert 0.9e8 < resident() - before < 2e8
     del block
     assert resident() - before < 0.5e8
+
+
+def test_every_sign_of_life_winds_the_watchdog_up_again(
+    sweep_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial may take longer than the limit, as long as each step of its warm start and each iteration does not; and
+    the process that is kept for the next trial is not ended after it."""
+    wound: list[tuple[float, bool]] = []
+
+    def wind(seconds: float, exit: bool, file: Any) -> None:
+        wound.append((seconds, exit))
+
+    clock = SimpleNamespace(dump_traceback_later=wind, cancel_dump_traceback_later=lambda: wound.append((0.0, False)))
+    monkeypatch.setattr(guard, "faulthandler", clock)
+    request = replace(request_of(sweep_of(**ONE), tmp_path), limits=Limits(hang_minutes=2.0))
+    assert run_trial(request).status == "finished"
+    assert wound == [(120.0, True)] * (1 + 1 + 9) + [(0.0, False)]  # its begin, the trainer's one step, nine rows
+
+
+def test_last_words_of_an_earlier_attempt_are_not_those_of_the_next(tmp_path: Path) -> None:
+    """Limits may have been lifted since: then nothing else would be written there."""
+    (tmp_path / KILLED_FILE).write_text("memory 7\n")
+    with Guard(tmp_path, Limits()):
+        assert last_words(tmp_path) is None
+
+
+def test_resident_memory_where_there_is_no_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Mac, ``ps`` says it in kB."""
+    monkeypatch.setattr(guard, "Path", lambda file: tmp_path / "no such file")
+    monkeypatch.setattr(guard, "subprocess", SimpleNamespace(run=lambda *_, **__: SimpleNamespace(stdout="  2048\n")))
+    assert resident() == 2048 * 1024

@@ -410,3 +410,53 @@ def test_an_interrupt_that_a_library_turned_into_an_error_is_no_failure(
     assert "Failed" not in text
     assert {trial["status"] for trial in finished.result["trials"]} == {"pending"}
     assert not list((tmp_path / "home").glob("trials/*/DONE.json"))
+
+
+def test_ctrl_c_that_is_ignored_stays_so() -> None:
+    """In the background of a shell; SIGTERM ends the sweep there all the same."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with terminable() as interrupts:
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) == interrupts.ask
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_faults_of_destructors_are_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faulty:
+        def __del__(self) -> None:
+            raise ValueError
+
+    told: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(what.exc_type))
+    with terminable():
+        Faulty()
+    assert told == [ValueError]
+
+
+def test_other_signals_can_be_held_too() -> None:
+    came: list[str] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: came.append("the signal"))
+    try:
+        with held(signal.SIGUSR1):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            came.append("the end of the block")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert came == ["the end of the block", "the signal"]
+
+
+def test_a_sweep_in_a_thread_leaves_signals_alone() -> None:
+    """Python lets only the main thread set handlers: in a server's thread a sweep runs without."""
+    handlers, found = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], []
+
+    def sweep() -> None:
+        with terminable() as interrupts, held():
+            interrupts.check()
+            found.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
+
+    thread = threading.Thread(target=sweep)
+    thread.start()
+    thread.join()
+    assert found == [handlers]

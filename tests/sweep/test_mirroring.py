@@ -17,14 +17,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ragen_lab import mirror_folders
 from ragen_lab.config import RunConfig
-from ragen_lab.errors import ConfigError, TrackingError
-from ragen_lab.mirror import MLFLOW_QUIET, MLflowMirror, default_uri, open_mlflow
+from ragen_lab.errors import ConfigError, TrackingError, TrialLocked
+from ragen_lab.locks import locked
+from ragen_lab.mirror import MLFLOW_QUIET, STATUS_IN_MLFLOW, MLflowMirror, default_uri, open_mlflow
 from ragen_lab.mirror_traces import sample, write_traces
 from ragen_lab.runs import from_home, from_mlflow
 from ragen_lab.sweep import mirroring
@@ -137,13 +139,15 @@ def test_a_trace_of_an_episode_that_went_wrong_says_so(tmp_path: Path) -> None:
     uri = default_uri(tmp_path)
     experiment = open_mlflow(uri).create_experiment("wrong", artifact_location=tmp_path.as_uri())
     run_id = open_mlflow(uri).create_run(experiment).info.run_id
-    entries = [{"iteration": k, "turns": [], **trajectory(k, k)} for k in range(2)]
+    entries = [{"iteration": k, **trajectory(k, k)} for k in range(3)]
     entries[1]["error"] = "the environment refused"
-    write_traces(uri, experiment, run_id, entries, [1.0, 2.0], 2)
+    entries[2]["turns"] = []  # it ended before the first one
+    write_traces(uri, experiment, run_id, entries, [1.0, 2.0, 3.0], 3)
     held = TracingClient(uri).search_traces(locations=[experiment], run_id=run_id)
-    good, bad = sorted(held, key=lambda trace: trace.info.request_time)
+    good, bad, empty = sorted(held, key=lambda trace: trace.info.request_time)
     assert (good.info.state, bad.info.state) == (TraceState.OK, TraceState.ERROR)
-    assert [trace.info.request_time for trace in (good, bad)] == [1000, 2000]
+    assert [trace.info.request_time for trace in (good, bad, empty)] == [1000, 2000, 3000]
+    assert [len(trace.data.spans) for trace in (good, bad, empty)] == [3, 3, 1]
     assert good.data.spans[0].status.description == ""
     assert bad.data.spans[0].status.description == "the environment refused"
     assert bad.data.spans[0].status.status_code == "ERROR"
@@ -422,7 +426,7 @@ def test_a_mirror_that_fails_does_not_stop_the_others(
             raise TrackingError("Broken cannot be used.")
 
     real = mirroring._mirrors
-    monkeypatch.setattr(mirroring, "_mirrors", lambda *args: [Broken(), *real(*args)])
+    monkeypatch.setattr(mirroring, "_mirrors", lambda *args: [Broken(), *real(*args), Noting(tmp_path)])
     finished, text = drive(sweep_of(seeds=1, mlflow=True))
     assert text.count("Broken cannot be used.") == 1
     assert "Broken at nowhere lacks the newest results." in text
@@ -655,3 +659,165 @@ def test_a_trial_that_ends_takes_no_setting_of_mlflow_along(
     monkeypatch.setattr(MLflowMirror, "end", ending)
     drive(sweep_of(seeds=1, mlflow=True), trainer="tests.sweep.test_mirroring:opened_meanwhile")
     assert found == MLFLOW_QUIET
+
+
+@TENSORBOARD
+def test_tensorboard_after_a_disk_that_was_full_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It broke off in the midst of the new rows: which of them are there nobody knows, so all are written anew."""
+    shown = mirror_folders.TensorBoardMirror(tmp_path, "tested")
+    run = a_run(6)
+    shown.flush([a_run(2)])
+    writer = shown._open[run.trial_id].writer
+    write, room = writer.write_event, [1]
+
+    def until_it_is_full(event: Any) -> None:
+        if not room:
+            raise OSError(28, "No space left on device")
+        room.pop()
+        write(event)
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(writer, "write_event", until_it_is_full)
+        with pytest.raises(TrackingError, match=r"TensorBoard files in .* cannot be written: .*No space left"):
+            shown.flush([run])
+        writer.flush()
+    shown.flush([run])
+    assert set(scalars(tmp_path, run.trial_id).values()) == {1}
+    assert {step for _, step, _ in scalars(tmp_path, run.trial_id)} == set(range(6))
+
+
+def test_a_sweep_that_runs_is_not_rebuilt(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    """Two would write the same runs, and one delete what the other has just written."""
+    home = tmp_path / "home"
+    drive(sweep_of(seeds=1))
+    with locked(home / "locks" / "tested.lock"), pytest.raises(TrialLocked, match="this sweep is being worked on"):
+        sync(home, "tested")
+    assert not (home / "mlflow.db").exists()
+
+
+class Noting:
+    """A mirror that counts how often it was written."""
+
+    name = "Noting"
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.flushes = str(place), 0
+
+    def flush(self, *_: Any) -> dict[str, str]:
+        self.flushes += 1
+        return {}
+
+    def end(self, status: str) -> dict[str, str]:
+        return {}
+
+
+def test_a_finished_sweep_is_written_once_to_every_place(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated call need not write again; one that names another place, which others use already, must."""
+    here, there = Noting(tmp_path), Noting(tmp_path.parent)
+    written = []
+    for mirror in (here, here, there):
+        monkeypatch.setattr(mirroring, "_mirrors", lambda *_, mirror=mirror: [mirror])
+        drive(sweep_of(seeds=1))
+        written.append((here.flushes > 0, there.flushes > 0))
+        here.flushes = 0
+    assert written == [(True, False), (False, False), (False, True)]
+
+
+def test_what_goes_on_is_mirrored_although_all_before_was(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start of the second call the mirror holds all there is, and more is to come."""
+    mirror, sweep = Noting(tmp_path), sweep_of(seeds=1)
+    monkeypatch.setattr(mirroring, "_mirrors", lambda *_: [mirror])
+    monkeypatch.setattr("ragen_lab.sweep.retry.FIRST_WAIT", 0.01)
+    (tmp_path / "home").mkdir()
+    trouble = tmp_path / "home" / f"fail-{sweep.trials[0].trial_id}"
+    trouble.write_text("9")
+    drive(sweep)
+    trouble.unlink()
+    mirror.flushes = 0
+    drive(sweep)
+    assert mirror.flushes > 0
+
+
+def test_what_went_wrong_at_its_end_is_written_by_the_next_call(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ending(Noting):
+        def end(self, status: str) -> dict[str, str]:
+            raise TrackingError("no answer")
+
+    for mirror in (Ending(tmp_path), Noting(tmp_path)):
+        monkeypatch.setattr(mirroring, "_mirrors", lambda *_, mirror=mirror: [mirror])
+        drive(sweep_of(seeds=1))
+        assert mirror.flushes > 0
+
+
+def test_the_state_of_a_mirror_is_told_when_it_changes() -> None:
+    """Not at every flush: a stream is read by programs that act on what they hear, and a terminal by people."""
+    faults = [False, False, True, True, False, False]
+
+    class Shaky(Noting):
+        def flush(self, *_: Any) -> dict[str, str]:
+            if faults[self.flushes]:
+                self.flushes += 1
+                raise TrackingError("no answer")
+            return super().flush()
+
+    told: list[str] = []
+    said: list[str] = []
+    of = SimpleNamespace(
+        sweep="tested", home=Path("home"), program="ragen-lab", board=SimpleNamespace(runs=list),
+        places=mirroring._Places, say=said.append, tell=lambda event, state, **_: told.append(state),
+    )  # fmt: skip
+    hand = mirroring._Hand(Shaky(Path("there")), of)  # type: ignore[arg-type]
+    for number in range(len(faults)):
+        hand._flush(number == len(faults) - 1)
+    assert told == ["current", "behind", "current"]
+    assert [text.partition("\n")[0] for text in said] == ["no answer", "Noting can be reached again and has caught up."]
+    assert hand.complete
+
+
+@TENSORBOARD
+def test_a_folder_of_an_arm_with_a_very_long_name(tmp_path: Path) -> None:
+    """File systems take 255 bytes; two arms that are the same so far stay two folders."""
+    runs = [a_run(3, arm="x" * 300, seed=0), a_run(4, arm="x" * 299 + "y", **{"optim.lr": 0.5})]
+    mirror_folders.TensorBoardMirror(tmp_path, "tested").flush(runs)
+    for run in runs:
+        assert set(scalars(tmp_path, run.trial_id)) == wanted(run)
+
+
+@TENSORBOARD
+def test_a_trial_that_nobody_computes_is_written_to_its_end(tmp_path: Path) -> None:
+    """However it ended; one that is under way has no last words yet."""
+    for status in STATUS_IN_MLFLOW:
+        mirror_folders.TensorBoardMirror(tmp_path, status).flush([a_run(4, status=status)])
+        (file,) = tmp_path.glob(f"tensorboard/{status}/*/events*")
+        said = f'status: "{status}"'.encode() in file.read_bytes()
+        assert said == (status not in ("running", "pending")), status
+
+
+@TENSORBOARD
+def test_a_trial_that_comes_back_is_written_anew(tmp_path: Path) -> None:
+    shown, run = mirror_folders.TensorBoardMirror(tmp_path, "tested"), a_run(4)
+    shown.flush([a_run(2)])
+    shown.flush([], left=[run.trial_id])
+    assert not list(tmp_path.glob("tensorboard/tested/*"))
+    shown.flush([run])
+    assert set(scalars(tmp_path, run.trial_id)) == wanted(run)
+
+
+@pytest.mark.parametrize("kind", [mirror_folders.TensorBoardMirror, mirror_folders.WandbMirror])
+def test_a_folder_that_was_never_there_is_forgotten(tmp_path: Path, kind: Any) -> None:
+    """The first ``sync`` of a sweep, or one after its folder was deleted by hand."""
+    kind(tmp_path, "tested").forget()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_library_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep may be rebuilt on another machine than the one it ran on."""
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    with pytest.raises(TrackingError, match=r"TensorBoard files in .* cannot be written: .*tensorboardX"):
+        mirror_folders.TensorBoardMirror(tmp_path, "tested").flush([a_run(2)])

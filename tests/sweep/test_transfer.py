@@ -195,10 +195,25 @@ def test_two_imports_at_once(tmp_path: Path, other: Path) -> None:
 
 def test_what_a_killed_worker_was_doing_does_not_come(sweep_of: Make, tmp_path: Path, other: Path) -> None:
     home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
-    (trial_folder(other, trial) / STAGE_FILE).write_text('{"stage": "warm start", "step": 1, "steps": 2}')
+    before, folder = tree(trial_folder(other, trial)), trial_folder(other, trial)
+    (folder / STAGE_FILE).write_text('{"stage": "warm start", "step": 1, "steps": 2}')
+    for half in (".DONE.json.7.tmp", "checkpoints/.00000012.tmp"):
+        (folder / half).write_text("half")
     imported(home, other)
-    assert (trial_folder(home, trial) / "metrics.jsonl").exists()
-    assert not (trial_folder(home, trial) / STAGE_FILE).exists()
+    assert tree(trial_folder(home, trial)) == before
+
+
+def test_what_no_worker_has_been_in(sweep_of: Make, tmp_path: Path, other: Path) -> None:
+    """A trial without rows is nothing to bring; one without a lock was copied by hand; and a file system may keep
+    folders of its own anywhere."""
+    home, (empty, copied, *_) = tmp_path / "home", sweep_of().trials
+    (trial_folder(other, empty.trial_id) / "metrics.jsonl").write_text("")
+    (trial_folder(other, copied.trial_id) / "lock").unlink()
+    (other / "trials" / ".snapshot").mkdir()
+    found = imported(home, other)
+    assert actions(found) == ["skip", "copy", "copy", "copy"]
+    assert not trial_folder(home, empty.trial_id).exists()
+    assert rows_of(home)[copied.trial_id] == rows_of(other)[copied.trial_id]
 
 
 def test_an_arm_that_has_left_our_sweep_stays_left(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
@@ -217,13 +232,15 @@ def test_times_and_alarms_are_no_difference(sweep_of: Make, drive: Drive, tmp_pa
     assert set(actions(imported(home, other))) == {"keep"}
 
 
-@pytest.mark.parametrize("fault", ["forged", "torn", "missing", "schema"])
+@pytest.mark.parametrize("fault", ["forged", "renamed", "torn", "missing", "schema"])
 def test_a_folder_that_is_not_what_it_says(sweep_of: Make, tmp_path: Path, other: Path, fault: str) -> None:
     home, trial = tmp_path / "home", sweep_of().trials[0].trial_id
     file = trial_folder(other, trial) / "config.json"
     stored = json.loads(file.read_text())
     if fault == "forged":
         stored["config"]["optim"]["lr"] = 0.123
+    elif fault == "renamed":  # a worker would refuse to go on with it
+        stored["trial_id"] = sweep_of().trials[1].trial_id
     elif fault == "schema":
         stored["schema"] += 1
     file.write_text(json.dumps(stored))
@@ -233,7 +250,13 @@ def test_a_folder_that_is_not_what_it_says(sweep_of: Make, tmp_path: Path, other
         file.unlink()
     found = imported(home, other)
     assert sorted(actions(found)) == ["copy", "copy", "copy", "refuse"]
-    words = {"forged": "is that of trial", "torn": "cut short", "missing": "missing", "schema": "schema version"}
+    words = {
+        "forged": "is that of trial",
+        "renamed": "is that of trial",
+        "torn": "cut short",
+        "missing": "missing",
+        "schema": "schema version",
+    }
     assert words[fault] in found.refused[0].about
     assert not trial_folder(home, trial).exists()
     assert trial not in rows_of(home)
@@ -245,6 +268,8 @@ def test_damaged_checkpoints_stay_behind(sweep_of: Make, drive: Drive, tmp_path:
     (folder / "state").write_text("half")
     found = imported(home, other)
     assert f"damaged checkpoints left out: {newest}" in found.arrivals[0].about
+    weight = sum(len(data) for data in tree(trial_folder(home, trial)).values())
+    assert abs(found.arrivals[0].bytes - weight) < 64  # the lock file stays behind
     assert [i for i, _ in list_checkpoints(trial_folder(home, trial))] == [old]
     drive(sweep_of(train__iterations=12), home)
     drive(sweep_of(train__iterations=12), tmp_path / "plain")
@@ -427,8 +452,10 @@ def test_sweeps_of_one_name(sweep_of: Make, drive: Drive, tmp_path: Path, other:
 
 def test_wrong_homes_and_names(tmp_path: Path, other: Path) -> None:
     home = tmp_path / "home"
-    with pytest.raises(ConfigError, match="is this home itself"):
-        plan_import(other, tmp_path / "other")
+    (tmp_path / "link").symlink_to(other)
+    for same in (other, tmp_path / "link"):
+        with pytest.raises(ConfigError, match="is this home itself"):
+            plan_import(other, same)
     with pytest.raises(HomeError, match="holds no sweeps yet"):
         plan_import(home, tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"no sweep named 'testd' here. Did you mean 'tested'\? There are: tested"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from ragen_lab.locks import locked
 from ragen_lab.runs import look
 from ragen_lab.sweep import worker
 from ragen_lab.sweep.estimate import known_in
-from ragen_lab.sweep.guard import STAGE_FILE
+from ragen_lab.sweep.guard import STAGE_FILE, Guard, Limits
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import TrialRequest, record_failure, run_trial
@@ -37,6 +38,7 @@ from ragen_lab.track import (
     read_rows,
     trial_folder,
 )
+from tests.sweep import fake
 from tests.sweep.conftest import FAKE, calls, numbers
 
 Make = Callable[..., Sweep]
@@ -326,3 +328,75 @@ def test_the_environment_is_put_back_without_being_emptied(monkeypatch: pytest.M
     assert seen == [True]
     assert os.environ["KEPT"] == "as it was"
     assert "LEFT_BEHIND" not in os.environ
+
+
+def test_a_trial_that_goes_on_is_no_longer_told_as_failed(sweep_of: Make, tmp_path: Path) -> None:
+    """Were it killed now, it would be shown as failed, with the words of a fault that is over."""
+    request = request_of(sweep_of(), tmp_path)
+    (tmp_path / f"fail-{request.trial_id}").write_text("1")
+    assert run_trial(request).status == "failed"
+    assert run_trial(replace(request, trainer="tests.sweep.test_worker:looking")).status == "finished"
+    assert (tmp_path / "seen").read_text() == "None from 3"
+
+
+def looking(cfg: Any, tracker: Any, home: Path, *more: Any) -> object:
+    begun = read_provenance(tracker.folder)["from_iteration"]
+    (home / "seen").write_text(f"{read_done(tracker.folder)} from {begun}")
+    return fake.train(cfg, tracker, home, *more)
+
+
+def test_a_worker_killed_after_the_last_row_is_no_failure(sweep_of: Make, tmp_path: Path) -> None:
+    request = request_of(sweep_of(), tmp_path)
+    run_trial(request)
+    folder = trial_folder(tmp_path, request.trial_id)
+    before = _unseen(folder)
+    record_failure(request, "the worker process was killed.")
+    assert read_done(folder) is None
+    assert run_trial(request).status == "finished"
+    assert (read_done(folder) or {})["status"] == before["status"]
+
+
+def test_the_stage_before_the_first_row_is_told_to_its_end(tmp_path: Path) -> None:
+    """Not at every step, which would be a file a millisecond."""
+    told = worker._Stage(tmp_path / STAGE_FILE, Guard(tmp_path, Limits()))
+    seen = []
+    for step in (1, 2, 3):
+        told(step, 3)
+        seen.append(json.loads((tmp_path / STAGE_FILE).read_text())["step"])
+    assert (seen[0], seen[-1]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "disk"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "disk"),
+        (OSError(errno.EACCES, "Permission denied"), ""),
+        (MemoryError(), "memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), "memory"),
+        (ValueError("out of memory, as the user's reward put it"), ""),
+    ],
+)
+def test_causes_are_told_apart(error: BaseException, cause: str) -> None:
+    assert worker._cause(error) == cause
+
+
+def test_a_kept_process_keeps_no_file_of_an_earlier_trial_open(sweep_of: Make, tmp_path: Path) -> None:
+    """Two a trial, and a worker of a long sweep could open no more."""
+    sweep = sweep_of()
+    run_trial(request_of(sweep, tmp_path, 0))
+    before = len(os.listdir("/dev/fd"))
+    run_trial(request_of(sweep, tmp_path, 1))
+    assert len(os.listdir("/dev/fd")) <= before
+
+
+def test_a_kept_process_draws_as_a_fresh_one_does() -> None:
+    """From any generator that all the code of a process shares; an environment of the user's may."""
+    import torch
+
+    def draws() -> tuple[float, float, float]:
+        with worker._as_it_was():
+            return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    assert draws() == draws()
