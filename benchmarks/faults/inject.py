@@ -134,7 +134,8 @@ def _signalled(session: Session, chance: random.Random, length: Length, numbers:
     began = time.monotonic()
     code = driver.wait(90)
     notes = [] if time.monotonic() - began < 20 else [f"it took {time.monotonic() - began:.0f} s to end"]
-    notes += [] if code in (130, 0) else [f"exit code {code}"]
+    over = -code in numbers and "exit_code=" in session.said()  # it had said its last word, and was leaving
+    notes += [] if code in (130, 0) or over else [f"exit code {code}"]
     notes += ["a traceback was shown"] if "Traceback" in session.said() else []
     left = session.quiet(30)
     notes += [f"{len(left)} processes were left"] if left else []

@@ -164,8 +164,8 @@ class _Pool:
             for worker in self.workers:
                 free = sum(each.request is None for each in self.workers)
                 if worker.request is None and (request := desk.take(free)) is not None:
+                    desk.started(request, worker.process.pid)  # first: what the worker then writes is news
                     self._give(worker, request)
-                    desk.started(request, worker.process.pid)
             busy = [worker for worker in self.workers if worker.request is not None]
             if not busy and not desk.waits():
                 return

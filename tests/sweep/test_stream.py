@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ragen_lab.runs import from_home
+from ragen_lab.sweep import local
 from ragen_lab.sweep.board import Board
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.plan import make_plan
@@ -43,6 +46,29 @@ def test_the_events_tell_the_whole_sweep(sweep_of: Make, drive: Drive, tmp_path:
         assert ("level" in rows[-1]["alarms"]) == (run.status == "collapsed")
     summary = events[-1]
     assert (summary["status"], summary["done"], summary["collapsed"], summary["exit_code"]) == ("done", 4, 2, 0)
+
+
+def test_rows_of_a_worker_that_is_faster_than_the_driver_are_told(
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are news, although they are there by the time that the driver looks."""
+    give = local._Pool._give
+
+    def slow(worker: Any, request: Any) -> None:
+        give(worker, request)
+        rows = trial_folder(tmp_path / "home", request.trial_id) / "metrics.jsonl"
+        while not rows.exists() or not rows.read_text():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(local._Pool, "_give", staticmethod(slow))
+    lines: list[str] = []
+    drive(sweep_of(seeds=1), workers=1, events=lines.append)
+    events = [json.loads(line) for line in lines]
+    for run in from_home(tmp_path / "home", "tested"):
+        told = [
+            event["iteration"] for event in events if (event["event"], event.get("trial_id")) == ("row", run.trial_id)
+        ]
+        assert told == list(range(len(run.rows)))
 
 
 def test_a_failure_is_retried_and_told(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
