@@ -275,6 +275,13 @@ class _Driver:
         return self.listener.action == "pause"
 
     def _engine(self, desk: Desk) -> None:
+        try:
+            self._run_engine(desk)
+        except Exception:
+            self.interrupts.check()  # what a library has made of an interrupt is one
+            raise
+
+    def _run_engine(self, desk: Desk) -> None:
         sweep, options = self.sweep, self.options
         resources: Any = {"cpus": sweep.cpus, "gpus": sweep.gpus, "memory_gb": sweep.memory_gb}
         if options.engine == "ray":

@@ -211,7 +211,7 @@ def run(
                 )
                 tuner.fit()
                 finished.set()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Exception):  # Ray may make an exception of its own of the one that ends it
             if not stop.is_set():
                 raise
         finally:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from rich.console import Console
 from ragen_lab.config import RunConfig
 from ragen_lab.sweep import control, local, tune
 from ragen_lab.sweep.board import Board
-from ragen_lab.sweep.desk import Desk, Job
+from ragen_lab.sweep.desk import Desk, InOrder, Job
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.guard import Limits
 from ragen_lab.sweep.interrupts import held, terminable
@@ -160,6 +161,44 @@ def test_an_engine_ends_although_a_library_took_the_interrupt(
     assert finished.exit_code == 130
     assert "Interrupted" in text
     assert len({trial for trial, _ in calls(tmp_path / "home")}) < 4
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_a_library_makes_of_an_interrupt_is_one(sweep_of: Make, drive: Drive, asked: bool) -> None:
+    """Ray turns it into an exception of its own, at some moments; one of which nobody has asked is a fault."""
+
+    def hear(line: str) -> None:
+        if '"started"' in line:
+            if asked:
+                swallow(signal.SIGTERM)
+            raise RuntimeError("made by a library")
+
+    if asked:
+        finished, text = drive(sweep_of(), workers=1, events=hear)
+        assert finished.exit_code == 130
+        assert "Interrupted" in text
+    else:
+        with pytest.raises(RuntimeError, match="made by a library"):
+            drive(sweep_of(), workers=1, events=hear)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_ray_makes_of_a_stop_is_one(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+    stop = threading.Event()
+
+    class Tuner:
+        def __init__(self, *given: Any, **named: Any) -> None: ...
+
+        def fit(self) -> None:
+            if asked:
+                stop.set()
+            raise RuntimeError("made by Ray")
+
+    monkeypatch.setattr(tune, "_cluster", lambda *given: nullcontext())
+    monkeypatch.setattr(tune.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 1.0}}])
+    monkeypatch.setattr(tune.tune, "Tuner", Tuner)
+    with nullcontext() if asked else pytest.raises(RuntimeError, match="made by Ray"):
+        tune.run(Desk(InOrder([]), lambda job: None, lambda event: None), stop)  # type: ignore[arg-type, return-value]
 
 
 def test_an_interrupt_that_the_report_took_is_not_lost(
