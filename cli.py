@@ -1,3 +1,3 @@
-from ragen_lab.cli import main
+from ragen_lab.cli import program
 
-main()
+program()

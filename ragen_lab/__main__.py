@@ -1,6 +1,6 @@
 """``python -m ragen_lab`` is ``ragen-lab``."""
 
-from ragen_lab.cli import main
+from ragen_lab.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

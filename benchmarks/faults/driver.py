@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ragen_lab.errors import ConfigError, HomeError, RagenLabError
 from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
+from ragen_lab.sweep.last_words import leave
 from ragen_lab.sweep.spec import load_sweep, parse_sets
 
 
@@ -31,4 +32,4 @@ def main(page: str, home: str, engine: str, workers: str, *sets: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    leave(lambda: main(*sys.argv[1:]))

@@ -110,12 +110,13 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from ragen_lab.sweep.drive import Options, run_sweep
+from ragen_lab.sweep.last_words import leave
 from ragen_lab.sweep.spec import load_sweep, parse_sets
 
 if __name__ == "__main__":
     file, home, engine, *sets = sys.argv[1:]
     options = Options(Path(home), engine, trainer="tests.sweep.fake:train", report=False, command="ragen-lab again")
-    sys.exit(run_sweep(load_sweep(file, parse_sets(sets)), options, Console(file=sys.stderr)).exit_code)
+    leave(lambda: run_sweep(load_sweep(file, parse_sets(sets)), options, Console(file=sys.stderr)).exit_code)
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -37,6 +38,34 @@ def test_only_a_sudden_end_is_told(what: str, told: bool) -> None:
         [sys.executable, "-c", SCRIPT.format(what=what)], env=environment, capture_output=True, text=True, timeout=60
     )
     assert ("it was killed" in done.stderr) == told
+
+
+ENDING = """
+import atexit, os, sys, types
+from ragen_lab.sweep.last_words import leave
+atexit.register(os.abort)
+sys.modules.update(dict.fromkeys({modules}, types.ModuleType("a module")))
+def work():
+    print("said")
+    {what}
+leave(work)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "code"), [("return 130", 130), ("sys.exit(2)", 2), ("sys.exit()", 0), ("return None", 0)]
+)
+def test_a_library_that_aborts_as_the_interpreter_ends_changes_no_exit_code(what: str, code: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    codes = {}
+    for modules in (["ray"], []):
+        script = ENDING.format(what=what, modules=modules)
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
+        )
+        codes[len(modules)] = done.returncode
+        assert done.stdout == "said\n" * bool(modules)  # into a pipe: who aborts does not even flush
+    assert codes == {1: code, 0: -signal.SIGABRT}  # without Ray nothing is left out
 
 
 def test_a_killed_driver_says_how_to_go_on(write: Callable[..., Path], tmp_path: Path) -> None:
