@@ -22,9 +22,15 @@ _open: WeakSet[TextIO] = WeakSet()  # the files of this process's locks
 
 
 def _forget() -> None:
-    """A forked child shares its parent's open files, and would keep the locks of a parent that was killed."""
+    """A forked child shares its parent's open files, and would keep the locks of a parent that was killed.
+
+    Not by closing them, which waits for a thread that was writing to one, and which is not in the child.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
     for handle in list(_open):
-        handle.close()
+        if not handle.closed:
+            os.dup2(nowhere, handle.fileno(), inheritable=False)
+    os.close(nowhere)
 
 
 os.register_at_fork(after_in_child=_forget)

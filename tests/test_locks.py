@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import os
 import signal
 import socket
@@ -143,14 +142,50 @@ def test_a_lock_dies_with_its_holder_whatever_that_has_forked(tmp_path: Path) ->
             os.kill(child, signal.SIGKILL)
 
 
+def in_a_process_of_its_own(script: str, *words: str) -> None:
+    """A fork of the tests' own process would take along whatever threads other tests have left."""
+    subprocess.run([sys.executable, "-c", script, *words], check=True, timeout=120)
+
+
 def test_a_fork_does_not_free_the_lock_of_its_parent(tmp_path: Path) -> None:
-    file = tmp_path / "lock"
-    with locked(file):
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0,))
-        child.start()
-        child.join()
-        assert child.exitcode == 0
-        assert is_locked(file)
+    script = """if True:
+        import os, sys
+        from pathlib import Path
+        from ragen_lab.locks import is_locked, locked
+        file = Path(sys.argv[1])
+        with locked(file):
+            child = os.fork()
+            if child == 0:
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            assert is_locked(file)
+    """
+    in_a_process_of_its_own(script, str(tmp_path / "lock"))
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_writes_its_name_into_a_lock() -> None:
+    """In the child that thread is not, and would never have written it."""
+    script = """if True:
+        import os, signal, threading, time
+        from ragen_lab import locks
+        read, write = os.pipe()
+        file = open(write, "w")
+        locks._open.add(file)
+        threading.Thread(target=lambda: file.write("x" * 2**20) and file.flush(), daemon=True).start()
+        os.read(read, 1)
+        time.sleep(0.2)  # until the pipe is full
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        for _ in range(1200):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                os._exit(os.waitstatus_to_exitcode(status) != 7)
+            time.sleep(0.05)
+        os.kill(child, signal.SIGKILL)
+        os._exit(1)
+    """
+    in_a_process_of_its_own(script)
 
 
 def test_who_waits_behind_a_reader_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,11 @@ class Interrupts:
         if self._asked:
             raise KeyboardInterrupt
 
+    def again(self) -> None:
+        """The same from another thread."""
+        if self._asked:
+            _thread.interrupt_main(signal.SIGTERM)
+
     def heard(self) -> None:
         self._asked = False
 
@@ -44,7 +49,7 @@ def terminable() -> Iterator[Interrupts]:
     background of a shell.
 
     Python drops an exception that is raised in a destructor or a callback of a weak reference, an interrupt too, which
-    may come at any moment: it is sent once more then.
+    may come at any moment: it is sent once more then, unless somebody has asked for it meanwhile.
     """
     interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():
@@ -53,7 +58,7 @@ def terminable() -> Iterator[Interrupts]:
 
     def dropped(what: sys.UnraisableHookArgs) -> None:
         if issubclass(what.exc_type, KeyboardInterrupt):  # a moment later: what is raised in here is dropped as well
-            threading.Timer(0.05, _thread.interrupt_main, (signal.SIGTERM,)).start()
+            threading.Timer(0.05, interrupts.again).start()
         else:
             hook(what)
 
@@ -87,10 +92,10 @@ def held(*more: signal.Signals) -> Iterator[None]:
         if len(waiting) > 1 and callable(handler):
             handler(number, frame)
 
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, hold)
     try:
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, hold)
         yield
     finally:
         for number, handler in before.items():

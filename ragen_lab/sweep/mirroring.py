@@ -173,6 +173,7 @@ class _Hand:
         self._told: bool | None = None  # whether the stream was last told that it is up to date
         self._warned = False
         self._left = False
+        self._telling = threading.Lock()  # the last word waits for the one before
         self.thread = threading.Thread(target=self._work, daemon=True, name=f"mirror-{mirror.name}")
 
     def _work(self) -> None:
@@ -207,19 +208,20 @@ class _Hand:
 
     def leave(self, why: str) -> None:
         """The last word on a mirror that lacks something; what its thread may still do is told to nobody."""
-        self._stream(False, error=why)
-        self._left = True
+        self._stream(False, last=True, error=why)
 
-    def _stream(self, current: bool, **more: Any) -> None:
-        if current != self._told and not self._left:
-            self._told = current
-            self.of.tell(
-                "mirror",
-                mirror=self.mirror.name,
-                place=self.mirror.place,
-                state="current" if current else "behind",
-                **more,
-            )
+    def _stream(self, current: bool, last: bool = False, **more: Any) -> None:
+        with self._telling:
+            if current != self._told and not self._left:
+                self._told = current
+                self.of.tell(
+                    "mirror",
+                    mirror=self.mirror.name,
+                    place=self.mirror.place,
+                    state="current" if current else "behind",
+                    **more,
+                )
+            self._left = self._left or last
 
 
 def _extent(run: Run) -> tuple[int, float | None]:

@@ -38,9 +38,8 @@ def aside_name(home: Path, trial_id: str) -> Path:
     return next(place for name in names if not (place := home / ASIDE_FOLDER / name).exists())
 
 
-def move_aside(home: Path, trial_id: str) -> Path:
-    """Move the folder of a trial away; its new place. The caller holds its lock. Raises HomeError."""
-    target = aside_name(home, trial_id)
+def move_aside(home: Path, trial_id: str, target: Path) -> None:
+    """Move the folder of a trial away. The caller holds its lock. Raises HomeError."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(trial_folder(home, trial_id), target)
@@ -49,7 +48,6 @@ def move_aside(home: Path, trial_id: str) -> Path:
             f"{trial_folder(home, trial_id)} cannot be moved to {target}: {error}. Make {home} writable and repeat the "
             f"command; nothing was changed."
         ) from error
-    return target
 
 
 def chosen(sweep: Sweep, home: Path, what: str) -> list[Trial]:
@@ -86,10 +84,12 @@ def set_aside(sweep: Sweep, home: Path, what: str, ledger: Ledger, here: bool = 
     try:
         for trial in trials:
             with locked(trial_folder(home, trial.trial_id) / LOCK_FILE):
-                moved.append(SetAside(trial, move_aside(home, trial.trial_id)))
+                moved.append(SetAside(trial, aside_name(home, trial.trial_id)))  # known before an interrupt can come
+                move_aside(home, trial.trial_id, moved[-1].folder)
     except (HomeError, TrialLocked, KeyboardInterrupt):
         for entry in moved:
-            os.rename(entry.folder, trial_folder(home, entry.trial.trial_id))
+            if entry.folder.exists():
+                os.rename(entry.folder, trial_folder(home, entry.trial.trial_id))
         raise
     return moved
 

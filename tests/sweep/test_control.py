@@ -528,18 +528,22 @@ def test_a_rerun_that_is_interrupted_says_what_it_moved(
     assert len(list((tmp_path / "home" / "set-aside").iterdir())) == 2
 
 
+@pytest.mark.parametrize("late", [False, True])
 def test_a_rerun_that_is_interrupted_twice_as_it_moves_moves_nothing(
-    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sweep_of: Make, drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
+    """What comes during a move is raised when that is over."""
     home, sweep, rename, moves = tmp_path / "home", sweep_of(), os.rename, iter([0, 2])
     drive(sweep)
     before = rows_of(home)
 
     def interrupted(source: Path, target: Path) -> None:
+        if late:
+            rename(source, target)
         for _ in range(next(moves, 0)):
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.01)
-        rename(source, target)
+        if not late:
+            rename(source, target)
 
     monkeypatch.setattr(rerun.os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -21,7 +21,7 @@ from ragen_lab.sweep import local
 from ragen_lab.sweep.desk import Desk, Event, InOrder
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import LEDGER_VERSION, Ledger
-from ragen_lab.sweep.mirroring import Mirroring, sync
+from ragen_lab.sweep.mirroring import sync
 from ragen_lab.sweep.spec import Sweep, load_sweep, one_run
 from tests.sweep.conftest import calls, numbers, start_driver
 
@@ -186,7 +186,7 @@ def test_an_interrupt_after_the_training(
 ) -> None:
     """Who cannot wait for MLflow need not: told in plain words, and the next call writes what is missing. Also where
     an earlier flush went well: of a thread that it was joining, Python 3.11 then says that it has ended."""
-    flush, leave, end, done = MLflowMirror.flush, Mirroring.__exit__, threading.Event(), threading.Semaphore(0)
+    flush, join, end, done = MLflowMirror.flush, threading.Thread.join, threading.Event(), threading.Semaphore(0)
     calls = iter(range(1000))
 
     def slow(*args: Any, **more: Any) -> Any:
@@ -196,14 +196,15 @@ def test_an_interrupt_after_the_training(
         end.wait(30)
         return flush(*args, **more)
 
-    def leaving(*args: Any) -> None:
-        for _ in range(flushed):
-            assert done.acquire(timeout=60)
-        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
-        leave(*args)
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "mirror-MLflow":
+            for _ in range(flushed):
+                assert done.acquire(timeout=60)
+            threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        join(thread, timeout)
 
     monkeypatch.setattr(MLflowMirror, "flush", slow)
-    monkeypatch.setattr(Mirroring, "__exit__", leaving)
+    monkeypatch.setattr(threading.Thread, "join", joined)
     finished, text = drive(sweep_of(mlflow=True, seeds=1))
     assert finished.exit_code == 130
     assert "lacks the newest results" in text

@@ -66,8 +66,36 @@ def test_an_interrupt_that_python_drops_is_not_lost(number: signal.Signals) -> N
 def drop(number: signal.Signals, reached: list[str]) -> None:
     with terminable():
         Interrupted(number)
-        time.sleep(0.5)
+        for _ in range(6000):  # what comes a second time wakes nobody up
+            time.sleep(0.01)
         reached.append("the end")
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_python_drops_is_no_second_one(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has asked for it in the meantime has ended the training with it; one more would end the mirrors."""
+    later: list[Callable[[], None]] = []
+
+    def timer(seconds: float, call: Callable[..., None], given: Any = ()) -> Any:
+        return SimpleNamespace(start=lambda: later.append(lambda: call(*given)))
+
+    monkeypatch.setattr(threading, "Timer", timer)
+    with terminable() as interrupts:
+        Interrupted(number)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        interrupts.heard()
+        came = 0
+        try:
+            for again in later:
+                again()
+            interrupts.check()
+        except KeyboardInterrupt:
+            came += 1
+    assert (len(later), came) == (1, 0)
 
 
 def swallow(number: signal.Signals) -> None:
@@ -254,7 +282,7 @@ def test_an_interrupt_as_a_thread_begins_leaves_none_behind(
     assert finished.exit_code == 130
     left = [thread for thread in threading.enumerate() if thread.name == name]
     for thread in left:
-        thread.join(timeout=5)
+        thread.join(timeout=60)
     assert [thread for thread in left if thread.is_alive()] == []
 
 
@@ -313,6 +341,25 @@ def test_an_interrupt_waits_for_the_end_of_a_held_block() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_as_a_held_block_begins_leaves_the_handlers_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next one would wait for the end of a block that has ended."""
+    install = signal.signal
+
+    def interrupted(number: signal.Signals, handler: Any) -> Any:
+        before = install(number, handler)
+        if number == signal.SIGINT:
+            monkeypatch.undo()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return before
+
+    with terminable() as interrupts:
+        monkeypatch.setattr(signal, "signal", interrupted)
+        with pytest.raises(KeyboardInterrupt), held():
+            pytest.fail("the block was entered")
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == [interrupts.ask] * 2
 
 
 def test_a_held_interrupt_is_asked_for_when_the_block_is_over() -> None:

@@ -424,7 +424,7 @@ def test_the_last_word_on_a_mirror_that_lacks_something_is_that_it_is_behind(
 ) -> None:
     """Its thread broke, or nobody waited for it; then what it goes on to do is no news after the summary."""
     lines: list[str] = []
-    flushed, go, ended = threading.Event(), threading.Event(), threading.Event()
+    flushed, told, go, ended = threading.Event(), threading.Event(), threading.Event(), threading.Event()
 
     def flush(*_: Any, **__: Any) -> dict[str, str]:
         if not flushed.is_set():
@@ -439,8 +439,13 @@ def test_the_last_word_on_a_mirror_that_lacks_something_is_that_it_is_behind(
         ended.set()
         return {}
 
+    def hear(line: str) -> None:
+        lines.append(line)
+        if '"mirror"' in line:
+            told.set()
+
     def left(thread: threading.Thread, timeout: float | None = None) -> None:
-        assert flushed.wait(60)
+        assert told.wait(60)
         if how == "left" and thread.name == "mirror-MLflow":
             raise KeyboardInterrupt
         join(thread, timeout)
@@ -449,7 +454,7 @@ def test_the_last_word_on_a_mirror_that_lacks_something_is_that_it_is_behind(
     monkeypatch.setattr(MLflowMirror, "flush", flush)
     monkeypatch.setattr(MLflowMirror, "end", end)
     monkeypatch.setattr(threading.Thread, "join", left)
-    _, text = drive(sweep_of(seeds=1, mlflow=True), events=lines.append)
+    _, text = drive(sweep_of(seeds=1, mlflow=True), events=hear)
     assert "lacks the newest results" in text
     go.set()
     assert how == "broke" or ended.wait(60)
@@ -459,6 +464,32 @@ def test_the_last_word_on_a_mirror_that_lacks_something_is_that_it_is_behind(
     events = [json.loads(line) for line in lines]
     assert [event["state"] for event in events if event["event"] == "mirror"] == ["current", "behind"]
     assert events[-1]["event"] == "summary"
+
+
+def test_the_last_word_on_a_mirror_waits_for_the_one_before() -> None:
+    """Its thread has just been about to tell that it is up to date."""
+    told: list[str] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def tell(event: str, state: str, **_: Any) -> None:
+        if state == "current":
+            begun.set()
+            assert go.wait(60)
+        told.append(state)
+
+    hand = mirroring._Hand(Noting(Path("there")), SimpleNamespace(tell=tell))  # type: ignore[arg-type]
+    thread, driver = (
+        threading.Thread(target=hand._stream, args=(True,)),
+        threading.Thread(target=hand.leave, args=("no answer",)),
+    )
+    thread.start()
+    assert begun.wait(60)
+    driver.start()
+    time.sleep(0.2)
+    go.set()
+    for each in (thread, driver):
+        each.join(timeout=60)
+    assert told == ["current", "behind"]
 
 
 def opened_meanwhile(cfg: RunConfig, tracker: Tracker, home: Path, progress: Any = None, until: Any = None) -> Outcome:
