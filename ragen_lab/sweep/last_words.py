@@ -45,8 +45,8 @@ def last_words(text: str, stderr: int | None = None) -> Iterator[None]:
 def leave(work: Callable[[], Any]) -> NoReturn:
     """Do the work of a process and end it with the exit code that ``work`` returns or raises as SystemExit.
 
-    Where Ray was loaded, the interpreter's own end is left out: amid it Ray's core may abort the process, after a Ctrl-C
-    above all, and give it another exit code. What matters is on disk by then, and the mirrors are closed.
+    Where Ray was loaded, the interpreter's own end is left out: amid it Ray's core may abort the process, after a
+    Ctrl-C above all, and give it another exit code. What matters is on disk by then, and the mirrors are closed.
     """
     try:
         code = work()

@@ -211,11 +211,18 @@ def run(
                 )
                 tuner.fit()
                 finished.set()
-        except (KeyboardInterrupt, Exception):  # Ray may make an exception of its own of the one that ends it
-            if not stop.is_set():
+        except (KeyboardInterrupt, Exception) as error:
+            if not stop.is_set() or not _of_an_interrupt(error):
                 raise
         finally:
             finished.set()
+
+
+def _of_an_interrupt(error: BaseException | None) -> bool:
+    """Whether it is one, or what a library has made of one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def places(nodes: Sequence[dict[str, Any]], cpus: float, gpus: float, memory_gb: float | None = None) -> int:

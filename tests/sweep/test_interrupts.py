@@ -210,8 +210,9 @@ def test_what_a_library_makes_of_an_interrupt_is_one(sweep_of: Make, drive: Driv
             drive(sweep_of(), workers=1, events=hear)
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_what_ray_makes_of_a_stop_is_one(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+@pytest.mark.parametrize(("asked", "interrupted"), [(True, True), (True, False), (False, True), (False, False)])
+def test_what_ray_makes_of_a_stop_is_one(monkeypatch: pytest.MonkeyPatch, asked: bool, interrupted: bool) -> None:
+    """Any other exception is a fault, also after a stop."""
     stop = threading.Event()
 
     class Tuner:
@@ -220,12 +221,16 @@ def test_what_ray_makes_of_a_stop_is_one(monkeypatch: pytest.MonkeyPatch, asked:
         def fit(self) -> None:
             if asked:
                 stop.set()
-            raise RuntimeError("made by Ray")
+            try:
+                raise KeyboardInterrupt if interrupted else ValueError
+            except BaseException as error:
+                raise RuntimeError("made by Ray") from error
 
     monkeypatch.setattr(tune, "_cluster", lambda *given: nullcontext())
     monkeypatch.setattr(tune.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 1.0}}])
     monkeypatch.setattr(tune.tune, "Tuner", Tuner)
-    with nullcontext() if asked else pytest.raises(RuntimeError, match="made by Ray"):
+    fault = pytest.raises(RuntimeError, match="made by Ray")
+    with nullcontext() if asked and interrupted else fault:
         tune.run(Desk(InOrder([]), lambda job: None, lambda event: None), stop)  # type: ignore[arg-type, return-value]
 
 
