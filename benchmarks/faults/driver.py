@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from ragen_lab.errors import ConfigError, HomeError, RagenLabError
 from ragen_lab.sweep.drive import Options, own_terminal, run_sweep
 from ragen_lab.sweep.last_words import leave
 from ragen_lab.sweep.spec import load_sweep, parse_sets
+
+HANGS = 240.0  # seconds after which a driver shows where it stands; the table ends it after 300
 
 
 def main(page: str, home: str, engine: str, workers: str, *sets: str) -> int:
@@ -32,4 +35,5 @@ def main(page: str, home: str, engine: str, workers: str, *sets: str) -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(HANGS)
     leave(lambda: main(*sys.argv[1:]))
