@@ -35,6 +35,7 @@ for _key, _value in {
 import ray  # noqa: E402
 from ray import tune  # noqa: E402
 from ray._private import utils as ray_utils  # noqa: E402
+from ray._private.node import Node  # noqa: E402
 from ray.tune.search import Searcher  # noqa: E402
 
 from ragen_lab.errors import ConfigError, HomeError  # noqa: E402
@@ -287,11 +288,11 @@ def _wakeable() -> Iterator[None]:
 @contextmanager
 def _cluster(address: str | None, scratch: Path) -> Iterator[None]:
     try:
-        with held(_WAKE), _without_handler():
+        with held(_WAKE), _our_handlers():
             _start(address, scratch)
         yield
     finally:
-        with held(_WAKE), _without_handler():
+        with held(_WAKE), _our_handlers():
             ray.shutdown()
 
 
@@ -319,14 +320,22 @@ def _start(address: str | None, scratch: Path) -> None:
 
 
 @contextmanager
-def _without_handler() -> Iterator[None]:
-    """Ray's handler of SIGTERM, which exits, never comes in place of ours."""
-    rays = ray_utils.set_sigterm_handler
+def _our_handlers() -> Iterator[None]:
+    """Ray's handler of SIGTERM, which exits, never comes in place of ours. As its core ends it puts back the system's
+    own, which ends the process: ours come again before the seconds in which its daemons are ended."""
+    rays, end = ray_utils.set_sigterm_handler, Node.kill_all_processes
+
+    def end_with_ours(node: Node, *args: Any, **named: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        end(node, *args, **named)
+
     ray_utils.set_sigterm_handler = lambda handler: None
+    Node.kill_all_processes = end_with_ours
     try:
         yield
     finally:
         ray_utils.set_sigterm_handler = rays
+        Node.kill_all_processes = end
 
 
 @contextmanager

@@ -384,7 +384,7 @@ def swallow_held() -> None:
 
 def test_ray_does_not_install_its_handler_of_sigterm() -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    with tune._without_handler():
+    with tune._our_handlers():
         ray_utils.set_sigterm_handler(signal.SIG_DFL)
     assert signal.getsignal(signal.SIGTERM) is handler
     assert ray_utils.set_sigterm_handler.__module__ == ray_utils.__name__

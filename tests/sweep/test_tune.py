@@ -13,15 +13,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
+from ray._private.node import Node
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import from_home
 from ragen_lab.sweep import tune
 from ragen_lab.sweep.desk import Desk, InOrder
 from ragen_lab.sweep.drive import Finished
+from ragen_lab.sweep.interrupts import terminable
 from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.spec import Sweep
 from ragen_lab.sweep.worker import TrialRequest, TrialResult
@@ -148,6 +151,28 @@ def test_sigterm_while_ray_starts(write: Callable[..., Path], tmp_path: Path, af
     assert driver.returncode == 130, errors
     assert "Interrupted" in errors
     assert "Traceback" not in errors
+
+
+def sigterm_is_caught() -> bool:
+    """By the process as the system sees it, whatever Python believes."""
+    caught = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_sigterm_is_ours_while_ray_ends_its_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes seconds: its core has just put back the handler of the system, which ends the process."""
+    end, seen = Node.kill_all_processes, []
+
+    def look(*args: Any, **named: Any) -> None:
+        seen.append(sigterm_is_caught())
+        end(*args, **named)
+
+    monkeypatch.setattr(Node, "kill_all_processes", look)
+    with tempfile.TemporaryDirectory(prefix="ragen-test-") as short, terminable():
+        with tune._cluster(None, Path(short)):
+            pass
+        assert sigterm_is_caught()
+    assert seen == [True]
 
 
 def test_a_failed_attempt_is_told_in_its_own_words(sweep_of: Make, tmp_path: Path) -> None:
