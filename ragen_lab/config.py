@@ -163,9 +163,10 @@ def knobs(cfg: RunConfig | None = None) -> dict[str, str]:
 
     if cfg is not None:
         return walk(cfg, "")
-    found = walk(RunConfig(), "")
+    found = walk(RunConfig(), "")  # of a name that several environments have, the default environment's sentence
     for section in ENV_SECTIONS.values():
-        found.update(walk(section(), "env."))
+        found = walk(section(), "env.") | found
+    found["env.name"] = "The environment: one of `ragen-lab list envs`, or 'module:Class' of another package."
     found["env.options"] = OutsideSection.model_fields["options"].description or ""
     return found
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragen_lab.cli.listing import entries
 from ragen_lab.config import (
     EVAL_SETS,
     RunConfig,
@@ -24,6 +25,8 @@ from ragen_lab.config import (
 )
 from ragen_lab.errors import ConfigError
 from ragen_lab.inert import inert_knobs
+from ragen_lab.report.tables import config_table
+from ragen_lab.runs import Run, RunTable
 from ragen_lab.sections import ENV_SECTIONS, SCHEMA_VERSION, FrozenLakeSection
 
 TINY = {"policy.model": "tiny", "prompt.style": "compact"}
@@ -315,6 +318,19 @@ def test_steps_that_depend_on_the_rewards_are_told():
 def test_every_knob_has_its_sentence():
     assert all(len(sentence) > 10 for sentence in knobs().values())
     assert set(RunConfig().flat()) <= set(knobs())
+
+
+def test_a_name_that_environments_share_has_the_sentence_of_the_right_one():
+    sokoban = RunConfig().with_overrides({"env.name": "sokoban"})
+    assert knobs()["env.size"] == knobs(RunConfig())["env.size"] != knobs(sokoban)["env.size"]
+    (size,) = [entry for entry in entries("knobs", Path()) if entry["name"] == "env.size"]
+    assert size["default"] == RunConfig().env.size
+    (line,) = [line for line in config_table(RunTable((run_of(sokoban),))) if line[0] == "env.size"]
+    assert line[3] == knobs(sokoban)["env.size"]
+
+
+def run_of(cfg: RunConfig) -> Run:
+    return Run(cfg.trial_id(), cfg.config_id(), "s", "an arm", 0, cfg.flat(), (), "pending", None)
 
 
 def test_the_config_imports_no_torch():

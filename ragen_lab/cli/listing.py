@@ -70,10 +70,10 @@ def _filters() -> list[Entry]:
 
 
 def _knobs() -> list[Entry]:
-    defaults = RunConfig().flat()
-    for name, section in ENV_SECTIONS.items():
-        defaults.update({f"env.{key}": value for key, value in flatten(section().model_dump()).items() if name})
-    defaults |= {"env.options": {}, "env.name": RunConfig().env.name}
+    defaults: dict[str, Any] = {"env.options": {}}
+    for section in ENV_SECTIONS.values():
+        defaults |= {f"env.{key}": value for key, value in flatten(section().model_dump()).items()}
+    defaults |= RunConfig().flat()  # as with the sentences: those of the default environment
     return [
         {"name": path, "about": f"{sentence} [default: {json.dumps(defaults[path])}]", "default": defaults[path]}
         for path, sentence in knobs().items()

@@ -157,8 +157,9 @@ def usable_runs(runs: RunTable) -> tuple[list[Run], list[str]]:
     early = [r for r in best.values() if r.status in ("stopped", "pruned")]
     if early:
         notes.append(
-            f"{len(early)} run{'s' if len(early) > 1 else ''} ended early by budget or scheduler: censored there for "
-            "collapse, and without a final success."
+            f"{len(early)} run{'s' if len(early) > 1 else ''} ended early, interrupted or by a budget or scheduler: "
+            "censored there for collapse, and without a final success. Of an interrupted one only what its newest "
+            "checkpoint holds counts; later rows will be computed again."
         )
     return list(best.values()), notes
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ragen_lab.config import RunConfig, knobs
 from ragen_lab.findings.base import FindingResult, Test, Verdict
+from ragen_lab.findings.outcomes import rebuilt
 from ragen_lab.report import data, words
 from ragen_lab.runs import Run, RunTable
 
@@ -328,7 +329,7 @@ def config_table(runs: RunTable) -> list[tuple[str, str, str | None, str]]:
     """(path, value, default where it differs, sentence) of the knobs that all runs share."""
     if not len(runs):
         return []
-    meaning, defaults = knobs(), RunConfig().flat()
+    meaning, defaults = knobs(rebuilt(runs.runs[0].params)), RunConfig().flat()
     varied = {*varied_knobs(runs), "seed"}
     found = []
     for path, value in runs.runs[0].params.items():

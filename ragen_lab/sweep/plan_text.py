@@ -63,13 +63,18 @@ def _competition(sweep: Sweep) -> list[str]:
             f"Search: {search.trials} settings by {how}, {known} proposed so far, {seeds} each; better: "
             f"{', '.join(f'{name} {better(name)}' for name in search.objectives)}."
         )
+        if unknown := max(0, (search.trials or 0) - known):
+            lines.append(
+                f"Not counted here: the {plural(unknown, 'setting')} still to be proposed, up to "
+                f"{plural(unknown * len(sweep.seeds), 'trial')} more."
+            )
     if sweep.scheduler.kind != "fifo":
         cfg, kind = sweep.trials[0].cfg, sweep.scheduler.kind
         at = ", ".join(map(str, rungs(sweep.scheduler, cfg.train.iterations, cfg.eval.every)[:-1]))
         rule = f"one in {sweep.scheduler.factor} goes on" if kind == "asha" else "who is below the median ends"
         lines.append(
             f"Scheduler {kind}: settings are compared by {sweep.scheduler.metric} at iterations {at}; {rule}, so that "
-            f"less may run than is counted here."
+            f"not every trial runs to its end."
         )
     return lines
 

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -224,7 +225,9 @@ def bring(home: Path, planned: Transfer, sweep: str | None = None) -> Transfer:
     try:
         with ExitStack() as stack:
             stack.enter_context(locked(home / "import.lock", what="import"))
-            shutil.rmtree(home / _ARRIVING, ignore_errors=True)  # of an import that was killed
+            if (home / _ARRIVING).is_dir():  # of an import that was killed
+                _own(home / _ARRIVING)
+                shutil.rmtree(home / _ARRIVING)
             for name in sorted(sweeps):
                 stack.enter_context(locked(lock_of(home, name), what="sweep"))
             arrivals = tuple(_bring_one(home, source, arrival) for arrival in planned.arrivals)
@@ -300,12 +303,19 @@ def _copy(theirs: Path, arriving: Path, damaged: Sequence[int]) -> None:
     shutil.copytree(
         theirs, arriving, ignore=lambda folder, names: [n for n in names if n in left_out or n.startswith(".")]
     )
+    _own(arriving)
     for _, path in list_checkpoints(arriving):  # what was read is not yet what was written
         if (fault := damage(path)) is not None:
             raise OSError(f"the copy of a checkpoint is not what it was ({fault})")
     for file in [path for path in arriving.rglob("*") if path.is_file()]:
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
+
+
+def _own(folder: Path) -> None:
+    """Make a copy writable: one of a read-only home is as that was, and could be neither moved nor gone on with."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
 
 
 def _put(arriving: Path, ours: Path) -> None:

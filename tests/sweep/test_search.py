@@ -11,9 +11,12 @@ import pytest
 
 from ragen_lab.errors import ConfigError
 from ragen_lab.runs import from_home
+from ragen_lab.sweep.compete import with_proposals
 from ragen_lab.sweep.design import Condition
 from ragen_lab.sweep.drive import Finished
 from ragen_lab.sweep.ledger import Ledger
+from ragen_lab.sweep.plan import make_plan
+from ragen_lab.sweep.plan_text import describe
 from ragen_lab.sweep.search import Known, importances, pareto, propose
 from ragen_lab.sweep.search_page import Range, SchedulerSection, SearchSection, parse_constraint, rungs
 from ragen_lab.sweep.spec import Sweep
@@ -259,6 +262,14 @@ def test_a_constraint_in_words() -> None:
     assert parse_constraint(" eval/format_error_rate<=1e-1 ") == ("eval/format_error_rate", "<=", 0.1)
     with pytest.raises(ValueError, match="Did you mean"):
         parse_constraint("eval/format_error_rat <= 0.1")
+
+
+def test_the_plan_of_a_search_says_what_it_does_not_count(sweep_of: Make, drive: Drive, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    told = describe(make_plan(sweep_of(SEARCH), home))
+    assert "Not counted here: the 6 settings still to be proposed, up to 12 trials more." in told
+    drive(sweep_of(SEARCH), home)
+    assert "Not counted here" not in describe(make_plan(with_proposals(sweep_of(SEARCH), home), home))
 
 
 def test_the_journal_is_the_search_as_optuna_knows_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,25 @@ def test_a_sweep_comes_whole_and_goes_on(sweep_of: Make, drive: Drive, tmp_path:
     once_more = imported(home, other)
     assert actions(once_more) == ["keep"] * 4  # ours are as long or longer
     assert once_more.bytes == 0
+
+
+def test_what_comes_from_a_read_only_home_can_be_written(tmp_path: Path, other: Path) -> None:
+    """Else its folders could be neither moved into their place nor gone on with; nor could what a kill leaves."""
+    home, theirs = tmp_path / "home", sorted((other / "trials").rglob("*"))
+    left = home / "arriving" / "a-trial" / "checkpoints"
+    left.mkdir(parents=True)
+    for path in (*theirs, left, left.parent):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        found = imported(home, other)
+    finally:
+        for path in theirs:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    assert actions(found) == ["copy"] * 4
+    came = list((home / "trials").rglob("*"))
+    assert len(came) > 20
+    assert [path for path in came if not path.stat().st_mode & stat.S_IWUSR] == []
+    assert not list((home / "arriving").iterdir())
 
 
 def test_the_longer_one_wins(sweep_of: Make, drive: Drive, tmp_path: Path, other: Path) -> None:
