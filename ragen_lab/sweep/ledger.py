@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ragen_lab.errors import ConfigError, HomeError, RagenLabError
+from ragen_lab.errors import HomeError, RagenLabError
 from ragen_lab.locks import locked
 from ragen_lab.runs import LEDGER_FILE, ledger_error, pruned_of
-from ragen_lab.sweep.neighbours import leaving
+from ragen_lab.sweep.neighbours import check_name, leaving
 from ragen_lab.sweep.spec import Sweep, Trial
 from ragen_lab.track import TRIALS_FOLDER
 
@@ -149,26 +149,10 @@ class Ledger:
         return [row["trial_id"] for row in leaving(sweep, rows)]
 
     def check_name(self, sweep: Sweep) -> None:
-        """Raises ConfigError where the name is that of another page's sweep, which would lose trials to this one.
-
-        A page that has been moved, so that its old file is gone, is the same page.
-        """
+        """Raises ConfigError where the name is that of another page's sweep, which would lose trials to this one."""
         row = self._read("SELECT file FROM sweeps WHERE name = ?", (sweep.name,)).fetchone()
-        if row is None:
-            return
-        before, now = Path(row["file"]).absolute(), Path(sweep.file).absolute()
-        if before.resolve() == now.resolve() or not before.exists():
-            return
-        if gone := self.leaving(sweep):
-            are = "is" if len(gone) == 1 else "are"
-            raise ConfigError(
-                sweep.file,
-                [
-                    f"name: {sweep.name!r} is the sweep of another page in this home, {before}, and {len(gone)} of its "
-                    f"trials {are} not on this one. Give this one a name of its own (--set name=...), or another "
-                    f"--home."
-                ],
-            )
+        if row is not None:
+            check_name(sweep, row["file"], len(self.leaving(sweep)))
 
     def record_sweep(
         self, sweep: Sweep, warnings: Sequence[str], command: str, search: Mapping[str, Any] | None = None

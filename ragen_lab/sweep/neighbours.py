@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ragen_lab.errors import ConfigError
 from ragen_lab.runs import LEDGER_FILE, reading_ledger
 from ragen_lab.sweep.spec import Sweep
 
@@ -59,3 +60,20 @@ def neighbours_of(sweep: Sweep, home: Path) -> Neighbours:
     for names in found.values():
         names.sort(key=lambda name: (name != sweep.name, name))
     return Neighbours({trial_id: tuple(names) for trial_id, names in found.items()}, gone)
+
+
+def check_name(sweep: Sweep, file: str, gone: int) -> None:
+    """Raises ConfigError where the name is that of the sweep of another page, ``file``, which would lose ``gone``
+    trials to this one. A page that has been moved, so that its old file is gone, is the same page.
+    """
+    before, now = Path(file).absolute(), Path(sweep.file).absolute()
+    if not gone or before.resolve() == now.resolve() or not before.exists():
+        return
+    raise ConfigError(
+        sweep.file,
+        [
+            f"name: {sweep.name!r} is the sweep of another page in this home, {before}, and {gone} of its trials "
+            f"{'is' if gone == 1 else 'are'} not on this one. Give this one a name of its own (--set name=...), or "
+            f"another --home."
+        ],
+    )

@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 
+from ragen_lab.errors import ConfigError
 from ragen_lab.runs import View
 from ragen_lab.sweep.estimate import Estimate, Pace, known_in, pace_of
 from ragen_lab.sweep.lint import lint, seeds_needed, smallest_p
 from ragen_lab.sweep.plan import make_plan, plan_of
 from ragen_lab.sweep.plan_text import describe, plan_as_json, plan_here
 from ragen_lab.sweep.probe import probed
-from ragen_lab.sweep.spec import Sweep
+from ragen_lab.sweep.spec import Sweep, load_sweep
 from ragen_lab.track import DONE_FILE, trial_folder
 
 Make = Callable[..., Sweep]
+Write = Callable[..., Path]
+Drive = Callable[..., Any]
 
 
 def test_plan_counts_what_is_left(sweep_of: Make) -> None:
@@ -364,3 +367,22 @@ def test_pitfall_18_a_reasoning_reward_that_nobody_can_judge_is_told(sweep_of: M
     corridor = {"env.name": "tests.env.outside:Corridor"}
     assert notes(sweep_of(**corridor, **{"reward.reasoning": "grounded"}), "no scene()")
     assert not notes(sweep_of(**corridor), "no scene()")
+
+
+def test_what_the_sweep_would_refuse_its_plan_refuses(write: Write, drive: Drive, tmp_path: Path) -> None:
+    """The name of another page's sweep, whose trials would leave it."""
+    home = tmp_path / "home"
+    drive(load_sweep(write(), {"track.mlflow": False}), home)
+    other = load_sweep(write("name: tested\nbase: base.yaml\naxes: {filter.keep_ratio: [0.5]}\n", name="other"))
+    with pytest.raises(ConfigError, match="is the sweep of another page in this home"):
+        plan_here(other, home)
+    assert plan_here(other, tmp_path / "new").leaving == ()
+
+
+def test_an_accepted_warning_is_shown_whole_where_the_page_was_overridden(write: Write) -> None:
+    """What was accepted may be another thing now: two seeds, and not one."""
+    file = write("base: base.yaml\naxes: {filter.keep_ratio: [1.0, 0.25]}\nseeds: 2\naccept: {seeds: a trial}\n")
+    for overrides, shown in (({}, False), ({"seeds": 1}, True)):
+        text = describe(plan_of(load_sweep(file, overrides), lambda trial: View(False, "pending")), brief=True)
+        assert "a trial" in text
+        assert ("no verdict is possible" in text) is shown
