@@ -142,9 +142,9 @@ def test_a_lock_dies_with_its_holder_whatever_that_has_forked(tmp_path: Path) ->
             os.kill(child, signal.SIGKILL)
 
 
-def in_a_process_of_its_own(script: str, *words: str) -> None:
-    """A fork of the tests' own process would take along whatever threads other tests have left."""
-    subprocess.run([sys.executable, "-c", script, *words], check=True, timeout=120)
+def in_a_process_of_its_own(script: str, *words: str) -> int:
+    """Its exit code. A fork of the tests' own process would take along whatever threads other tests have left."""
+    return subprocess.run([sys.executable, "-c", script, *words], timeout=120).returncode
 
 
 def test_a_fork_does_not_free_the_lock_of_its_parent(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_fork_does_not_free_the_lock_of_its_parent(tmp_path: Path) -> None:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
             assert is_locked(file)
     """
-    in_a_process_of_its_own(script, str(tmp_path / "lock"))
+    assert in_a_process_of_its_own(script, str(tmp_path / "lock")) == 0
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_writes_its_name_into_a_lock() -> None:
@@ -185,7 +185,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_writes_its_name_into_a_lock() ->
         os.kill(child, signal.SIGKILL)
         os._exit(1)
     """
-    in_a_process_of_its_own(script)
+    assert in_a_process_of_its_own(script) == 0
 
 
 def test_who_waits_behind_a_reader_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
