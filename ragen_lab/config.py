@@ -42,6 +42,7 @@ from ragen_lab.sections import (
     Section,
     TrackSection,
     TrainSection,
+    canonical,
     knob,
     outside_names,
     unreadable,
@@ -78,8 +79,6 @@ class RunConfig(Section):
         leaves = dict(_identity_leaves(self))
         if horizon_knobs(self):
             leaves["train.iterations"] = self.train.iterations
-        if self.eval.sets:
-            leaves["eval.sets"] = [_as_floats(entry) for entry in self.eval.sets]
         leaves["env.name"] = self.env.name
         return leaves
 
@@ -101,20 +100,6 @@ def horizon_knobs(cfg: RunConfig) -> list[str]:
 def scheduled(leaves: Mapping[str, Any]) -> list[str]:
     """Of a run's flat parameters, those by which train.iterations reaches the numbers."""
     return [path for path in ("optim.schedule", "algo.entropy_schedule") if leaves.get(path) == "linear"]
-
-
-def _as_floats(entry: str | dict[str, dict[str, Any]]) -> Any:
-    """A generalisation set in which 1 and 1.0 are one value, as in typed knobs. Options of an outside environment stay
-    as they are: what a number means there is for its class to say."""
-    if isinstance(entry, str):
-        return entry
-    return {
-        name: {
-            path: value + 0.0 if type(value) in (int, float) and not path.startswith("env.options") else value
-            for path, value in changes.items()
-        }
-        for name, changes in entry.items()
-    }
 
 
 def _digest(value: Any) -> str:
@@ -144,7 +129,7 @@ def _identity_leaves(section: Section, prefix: str = "") -> list[tuple[str, Any]
         extra = info.json_schema_extra
         counts = not isinstance(extra, dict) or extra.get("identity", True)
         if counts and value != info.default:
-            leaves.append((f"{prefix}{name}", value + 0.0 if isinstance(value, float) else value))  # -0.0 is 0.0
+            leaves.append((f"{prefix}{name}", canonical(value)))
     return leaves
 
 

@@ -28,6 +28,26 @@ def knob(default: Any, doc: str, *, identity: bool = True, **bounds: Any) -> Any
     return Field(default, description=doc, json_schema_extra={"identity": identity}, **bounds)
 
 
+def canonical(value: Any) -> Any:
+    """A knob's value as an identity holds it: -0.0 is 0.0, and in a described generalisation set 1 is 1.0, as in typed
+    knobs. Options of an outside environment stay as they are: what a number means there is for its class to say."""
+    if isinstance(value, float):
+        return value + 0.0
+    if isinstance(value, list):
+        return [_canonical_sets(entry) if isinstance(entry, dict) else entry for entry in value]
+    return value
+
+
+def _canonical_sets(entry: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            path: value + 0.0 if type(value) in (int, float) and not path.startswith("env.options") else value
+            for path, value in changes.items()
+        }
+        for name, changes in entry.items()
+    }
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
 
