@@ -104,7 +104,7 @@ def run_sweep(sweep: Sweep, options: Options, console: Console) -> Finished:
             if options.rerun is None:
                 return _Driver(whole, options, home, ledger, console, interrupts).run()
             with held():  # whatever comes, what was moved is told
-                aside = rerun.set_aside(whole, home, options.rerun, ledger, here=options.address is None)
+                aside = rerun.set_aside(whole, home, options.rerun, here=options.address is None)
                 driver = _Driver(whole, options, home, ledger, console, interrupts)
                 driver.say(rerun.told(aside, whole, home))
             return driver.run(aside)
@@ -138,7 +138,6 @@ class _Driver:
         here = bool(self.plan.pending) and self.options.address is None
         if here and (faults := local.lacking(self.sweep.cpus, self.sweep.gpus, self.sweep.memory_gb)):
             raise ConfigError(self.sweep.file, faults)  # Ray would wait for ever, without a word
-        self.ledger.check_name(self.sweep)
         gone = self.ledger.record_sweep(self.sweep, self.plan.warnings, self.options.command, search_record(self.sweep))
         done = ((planned.trial.trial_id, planned.view) for planned in self.plan.trials if planned.view.done)
         write_missing_ends(self.home, done)

@@ -20,7 +20,7 @@ from typing import Any
 from ragen_lab.errors import HomeError, RagenLabError
 from ragen_lab.locks import locked
 from ragen_lab.runs import LEDGER_FILE, ledger_error, pruned_of
-from ragen_lab.sweep.neighbours import check_name, leaving
+from ragen_lab.sweep.neighbours import leaving
 from ragen_lab.sweep.spec import Sweep, Trial
 from ragen_lab.track import TRIALS_FOLDER
 
@@ -147,12 +147,6 @@ class Ledger:
         """
         rows = self._read("SELECT * FROM runs WHERE sweep = ? ORDER BY position", (sweep.name,))
         return [row["trial_id"] for row in leaving(sweep, rows)]
-
-    def check_name(self, sweep: Sweep) -> None:
-        """Raises ConfigError where the name is that of another page's sweep, which would lose trials to this one."""
-        row = self._read("SELECT file FROM sweeps WHERE name = ?", (sweep.name,)).fetchone()
-        if row is not None:
-            check_name(sweep, row["file"], len(self.leaving(sweep)))
 
     def record_sweep(
         self, sweep: Sweep, warnings: Sequence[str], command: str, search: Mapping[str, Any] | None = None

@@ -27,6 +27,7 @@ class Neighbours:
 
     sweeps: dict[str, tuple[str, ...]] = field(default_factory=dict)
     leaving: tuple[Left, ...] = ()
+    page: str = ""  # the file that the sweep of this name was last run from
 
 
 def leaving(sweep: Sweep, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -52,6 +53,7 @@ def neighbours_of(sweep: Sweep, home: Path) -> Neighbours:
         rows = ledger.execute(
             "SELECT trial_id, config_id, sweep, arm, seed FROM runs ORDER BY sweep, position"
         ).fetchall()
+        page = ledger.execute("SELECT file FROM sweeps WHERE name = ?", (sweep.name,)).fetchone()
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(row["trial_id"], []).append(row["sweep"])
@@ -59,14 +61,15 @@ def neighbours_of(sweep: Sweep, home: Path) -> Neighbours:
     gone = tuple(Left(row["trial_id"], row["arm"], row["seed"]) for row in leaving(sweep, mine))
     for names in found.values():
         names.sort(key=lambda name: (name != sweep.name, name))
-    return Neighbours({trial_id: tuple(names) for trial_id, names in found.items()}, gone)
+    return Neighbours({trial_id: tuple(names) for trial_id, names in found.items()}, gone, page["file"] if page else "")
 
 
-def check_name(sweep: Sweep, file: str, gone: int) -> None:
-    """Raises ConfigError where the name is that of the sweep of another page, ``file``, which would lose ``gone``
-    trials to this one. A page that has been moved, so that its old file is gone, is the same page.
+def check_name(sweep: Sweep, near: Neighbours) -> None:
+    """Raises ConfigError where the name is that of another page's sweep, which would lose trials to this one.
+
+    A page that has been moved, so that its old file is gone, is the same page.
     """
-    before, now = Path(file).absolute(), Path(sweep.file).absolute()
+    gone, before, now = len(near.leaving), Path(near.page).absolute(), Path(sweep.file).absolute()
     if not gone or before.resolve() == now.resolve() or not before.exists():
         return
     raise ConfigError(

@@ -13,7 +13,7 @@ from ragen_lab.runs import View, pruned_trials, seen
 from ragen_lab.sweep.estimate import Estimate, Known, estimates, known_in
 from ragen_lab.sweep.growth import horizon_notes
 from ragen_lab.sweep.lint import lint
-from ragen_lab.sweep.neighbours import Left, Neighbours, neighbours_of
+from ragen_lab.sweep.neighbours import Left, Neighbours, check_name, neighbours_of
 from ragen_lab.sweep.rules import Note
 from ragen_lab.sweep.spec import Sweep, Trial
 
@@ -85,10 +85,12 @@ class Plan:
 def make_plan(sweep: Sweep, home: Path) -> Plan:
     """The plan for a home folder, which need not exist.
 
-    Raises ConfigError for an accepted warning that is not there, HomeError for a home that cannot be read.
+    Raises ConfigError for an accepted warning that is not there and for the name of another page's sweep, HomeError for
+    a home that cannot be read.
     """
     pruned = pruned_trials(home, sweep.name)
     near = neighbours_of(sweep, home)
+    check_name(sweep, near)
     plan = _bare_plan(sweep, lambda trial: seen(home, trial.trial_id, trial.cfg, pruned), near)
     unseen = [planned.trial for planned in plan.trials if not planned.view.rows]
     grown = tuple(Note("page", text) for text in horizon_notes(unseen, home))

@@ -9,12 +9,10 @@ from typing import Any
 
 from ragen_lab.mirror import uri_fault
 from ragen_lab.mirror_folders import lacking_libraries
-from ragen_lab.runs import sweep_record
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import duration, plural
 from ragen_lab.sweep.compete import with_proposals
 from ragen_lab.sweep.mirroring import mlflow_uri
-from ragen_lab.sweep.neighbours import check_name
 from ragen_lab.sweep.plan import Plan, PlannedTrial, make_plan
 from ragen_lab.sweep.search_page import better, rungs
 from ragen_lab.sweep.spec import Sweep
@@ -139,16 +137,10 @@ def _bases(plan: Plan) -> list[str]:
 
 
 def plan_here(sweep: Sweep, home: Path, address: str | None = None) -> Plan:
-    """The plan, with what this machine has not of the resources that it asks for.
-
-    Raises ConfigError also for what only this home has against it.
-    """
+    """The plan, with what this machine has not of the resources that it asks for."""
     faults = [] if address else local.lacking(sweep.cpus, sweep.gpus, sweep.memory_gb)
     faults = [*faults, *_lacking_mirrors(sweep, home)]
-    plan = make_plan(with_proposals(sweep, home), home)
-    if plan.leaving:
-        check_name(sweep, sweep_record(home, sweep.name)["file"], len(plan.leaving))
-    return replace(plan, lacking=tuple(faults))
+    return replace(make_plan(with_proposals(sweep, home), home), lacking=tuple(faults))
 
 
 def _lacking_mirrors(sweep: Sweep, home: Path) -> list[str]:

@@ -14,7 +14,6 @@ from ragen_lab.locks import locked
 from ragen_lab.runs import pruned_trials, reading_ledger, seen
 from ragen_lab.sweep import local
 from ragen_lab.sweep.board import plural
-from ragen_lab.sweep.ledger import Ledger
 from ragen_lab.sweep.plan import make_plan
 from ragen_lab.sweep.spec import Sweep, Trial
 from ragen_lab.track import LOCK_FILE, METRICS_FILE, Row, number_to_json, read_provenance, read_rows, trial_folder
@@ -66,13 +65,12 @@ def chosen(sweep: Sweep, home: Path, what: str) -> list[Trial]:
     return [trial for trial in sweep.trials if trial.arm == what]
 
 
-def set_aside(sweep: Sweep, home: Path, what: str, ledger: Ledger, here: bool = True) -> list[SetAside]:
+def set_aside(sweep: Sweep, home: Path, what: str, here: bool = True) -> list[SetAside]:
     """Move away the folders of the trials that ``what`` names (failed, collapsed, or an arm).
 
     ``here``: they will run on this machine. All are moved, or none. Raises ConfigError for a page that cannot be run,
     and TrialLocked where another process works on one of the trials.
     """
-    ledger.check_name(sweep)
     if here and (faults := local.lacking(sweep.cpus, sweep.gpus, sweep.memory_gb)):
         raise ConfigError(sweep.file, faults)
     make_plan(sweep, home)  # what the driver would refuse after the move is refused before it
